@@ -145,6 +145,10 @@ class TrainingGroup:
         return sum(c.token_ids.size for c in self.completions)
 
 
+AnyGroup = Group | ScoredGroup | TrainingGroup
+"""What the policy can compute log-probabilities of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBatch:
     """The groups of one optimizer step, with the counts over the WHOLE step (all devices and micro-batches) that

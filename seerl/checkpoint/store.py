@@ -1,0 +1,231 @@
+"""Checkpoints in a folder: `global_step_N/`, each whole or not there at all.
+
+    global_step_N/state/            weights, optimizer and schedule (torch.distributed.checkpoint: loads on any
+                                    number of ranks)
+    global_step_N/huggingface/      configuration, tokenizer and processor, for `seerl export`
+    global_step_N/trainer_state.json  step, place in the data, controllers, tracked runs
+    global_step_N/config.yaml       the run's configuration
+    checkpoint_tracker.json         the last and the best step
+
+A checkpoint is written beside its place and renamed into it; older ones are removed only after that, and the best
+one never.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from seerl.errors import UserError
+
+log = logging.getLogger(__name__)
+
+STEP_FOLDER = re.compile(r"global_step_(\d+)")
+TRACKER = "checkpoint_tracker.json"
+STATE, HUGGINGFACE, TRAINER_STATE = "state", "huggingface", "trainer_state.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The parts of the policy that a checkpoint holds."""
+
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+
+
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        folder: `trainer.save_checkpoint_path`.
+        limit: how many of the latest are kept, beside the best; -1 keeps all.
+        write_model_files: writes configuration, tokenizer and processor into a folder.
+        config_yaml: the run's configuration.
+    """
+
+    def __init__(
+        self, folder: Path, *, limit: int, write_model_files: Callable[[Path], None], config_yaml: str
+    ) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._write_model_files = write_model_files
+        self._config_yaml = config_yaml
+
+    def save(
+        self, step: int, trained: Trained, trainer_state: dict[str, Any], *, model_only: bool = False, best: bool = False
+    ) -> Path:
+        """Writes `global_step_{step}`, then removes what `limit` no longer keeps. Returns its folder.
+
+        Raises:
+            UserError: when the disk is full or not writable; what was there before is untouched.
+        """
+        final = self.folder / f"global_step_{step}"
+        partial = self.folder / f".global_step_{step}.partial"
+        with _written_whole(partial, final):
+            (partial / HUGGINGFACE).mkdir(parents=True)
+            dcp.save(_tensors(trained, model_only), checkpoint_id=partial / STATE, no_dist=True)
+            self._write_model_files(partial / HUGGINGFACE)
+            (partial / "config.yaml").write_text(self._config_yaml, encoding="utf-8")
+            state = {**trainer_state, "step": step, "model_only": model_only}
+            (partial / TRAINER_STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+            self._update_tracker(step, best)
+        self._prune(step)
+        return final
+
+    def latest(self) -> Path | None:
+        """The newest whole checkpoint."""
+        steps = self._steps()
+        return self.folder / f"global_step_{max(steps)}" if steps else None
+
+    def best_step(self) -> int | None:
+        return _read_tracker(self.folder).get("best_global_step")
+
+    def _steps(self) -> list[int]:
+        return checkpoint_steps(self.folder)
+
+    def _update_tracker(self, step: int, best: bool) -> None:
+        tracker = _read_tracker(self.folder)
+        tracker["last_global_step"] = step
+        if best:
+            tracker["best_global_step"] = step
+        partial = self.folder / f".{TRACKER}.partial"
+        partial.write_text(json.dumps(tracker, indent=1), encoding="utf-8")
+        partial.replace(self.folder / TRACKER)
+
+    def _prune(self, newest: int) -> None:
+        if self.limit < 1:
+            return
+        keep = set(sorted(self._steps())[-self.limit :]) | {newest, self.best_step()}
+        for step in set(self._steps()) - keep:
+            shutil.rmtree(self.folder / f"global_step_{step}")
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps of the whole checkpoints in a folder."""
+    if not folder.is_dir():
+        return []
+    names = (STEP_FOLDER.fullmatch(p.name) for p in folder.iterdir() if (p / TRAINER_STATE).exists())
+    return sorted(int(m.group(1)) for m in names if m)
+
+
+def load(path: Path, trained: Trained) -> dict[str, Any]:
+    """Puts a checkpoint's weights, optimizer and schedule in place; returns its trainer state.
+
+    A model-only checkpoint gives weights alone, and says so; `model_only` in the result tells.
+
+    Raises:
+        UserError: for a folder that is no checkpoint, or one of another model.
+    """
+    trainer_state = read_trainer_state(path)
+    model_only = bool(trainer_state["model_only"])
+    tensors = _tensors(trained, model_only)
+    try:
+        dcp.load(tensors, checkpoint_id=path / STATE, no_dist=True)
+    except (dcp.api.CheckpointException, RuntimeError, ValueError, OSError) as error:
+        raise UserError(f"checkpoint {path} does not fit this model or is damaged: {_cause(error)}") from error
+    set_model_state_dict(trained.module, tensors["model"])
+    if model_only:
+        log.warning("%s holds weights only: optimizer, schedule and the place in the data start afresh", path)
+    else:
+        set_optimizer_state_dict(trained.module, trained.optimizer, tensors["optimizer"])
+        trained.scheduler.load_state_dict(trainer_state["scheduler"])
+    return trainer_state
+
+
+def read_trainer_state(path: Path) -> dict[str, Any]:
+    """The JSON half of a checkpoint.
+
+    Raises:
+        UserError: for a folder that is no whole checkpoint; names those that are beside or below it.
+    """
+    file = path / TRAINER_STATE
+    if not file.exists():
+        steps = checkpoint_steps(path) or checkpoint_steps(path.parent)
+        there = ", ".join(f"global_step_{s}" for s in steps) or "none"
+        raise UserError(f"{path} is not a checkpoint (no {TRAINER_STATE}); checkpoints there: {there}")
+    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def _tensors(trained: Trained, model_only: bool) -> dict[str, Any]:
+    tensors: dict[str, Any] = {"model": get_model_state_dict(trained.module)}
+    if not model_only:
+        tensors["optimizer"] = get_optimizer_state_dict(trained.module, trained.optimizer)
+    return tensors
+
+
+def _read_tracker(folder: Path) -> dict[str, Any]:
+    file = folder / TRACKER
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+@contextmanager
+def _written_whole(partial: Path, final: Path) -> Iterator[None]:
+    """Runs the block that fills `partial`, then makes it `final`; on a failure leaves neither half behind."""
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield
+        if final.exists():  # the same step again, after a resume from an earlier one
+            shutil.rmtree(final)
+        partial.rename(final)
+        _sync_folder(final.parent)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        cause = _os_error(error)
+        if cause is None:
+            raise
+        raise UserError(_disk_message(cause, final)) from error
+
+
+def _disk_message(error: OSError, final: Path) -> str:
+    folder = final.parent if final.parent.exists() else Path()
+    free = shutil.disk_usage(folder).free / 2**30
+    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else os.strerror(error.errno or 0)
+    return (
+        f"checkpoint {final} could not be written: {what} ({free:.2f} GiB free). Earlier checkpoints are intact. "
+        "Free space, lower trainer.save_limit, set trainer.save_model_only=true or another "
+        "trainer.save_checkpoint_path, then run the same command again to resume"
+    )
+
+
+def _os_error(error: BaseException) -> OSError | None:
+    """The operating system's error inside an exception of torch.distributed.checkpoint, which wraps it."""
+    seen: list[BaseException | None] = [error, error.__cause__, error.__context__]
+    for failure in getattr(error, "failures", {}).values():
+        seen.append(failure[0] if isinstance(failure, tuple) else failure)
+    found = next((e for e in seen if isinstance(e, OSError)), None)
+    if found is None and "PytorchStreamWriter failed" in str(error):  # torch's zip writer hides the errno
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return found
+
+
+def _cause(error: BaseException) -> str:
+    inner = [f[0] if isinstance(f, tuple) else f for f in getattr(error, "failures", {}).values()]
+    return str(inner[0] if inner else error).strip().splitlines()[0]
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,122 @@
+"""The trained model on one device: log-probabilities of groups, and optimizer steps on batches of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from seerl.config.schema import ActorConfig
+from seerl.policy.forward import MicroBatchLimit, PolicyForward
+from seerl.policy.loss import LossSettings, StepMetrics, micro_batch_loss
+from seerl.policy.model import DTYPES, LoadedModel, load_model, named_weights
+from seerl.policy.optim import make_optimizer, make_scheduler
+from seerl.policy.packing import G
+from seerl.types import FloatArray, TrainingBatch
+
+log = logging.getLogger(__name__)
+
+
+def micro_batch_limit(config: ActorConfig, samples: int, sequence_length: int) -> MicroBatchLimit:
+    """The limit that `samples` (a micro_batch_size_per_device key) stands for: with dynamic batching, the tokens of
+    that many samples of `sequence_length` (longest prompt + longest response)."""
+    if not config.dynamic_batching:
+        return MicroBatchLimit(samples=samples)
+    return MicroBatchLimit(tokens=config.max_tokens_per_device or samples * sequence_length)
+
+
+def make_forward(
+    config: ActorConfig, model: LoadedModel, *, banned: Sequence[int], temperature: float
+) -> PolicyForward:
+    """The forward pass as `worker.actor` configures it; bf16 or fp16 by autocast over float32 master weights."""
+    compute = DTYPES[config.fsdp.mp_param_dtype]
+    return PolicyForward(
+        model,
+        banned=banned,
+        temperature=temperature or 1.0,
+        autocast=None if compute is torch.float32 else compute,
+        packing=config.padding_free,
+        share_prefix=config.share_prefix,
+    )
+
+
+class Policy:
+    """The model that learns.
+
+    Args:
+        config: `worker.actor`.
+        settings: what the loss needs of the configuration.
+        total_optimizer_steps: of the whole run, for the learning-rate schedule.
+        sequence_length: the longest prompt plus the longest response, in tokens.
+    """
+
+    def __init__(
+        self,
+        config: ActorConfig,
+        settings: LossSettings,
+        *,
+        device: torch.device,
+        banned: Sequence[int],
+        temperature: float,
+        total_optimizer_steps: int,
+        sequence_length: int,
+    ) -> None:
+        self.config = config
+        self.settings = settings
+        self.model = load_model(config.model, config.fsdp, device)
+        self.forward = make_forward(config, self.model, banned=banned, temperature=temperature)
+        self.optimizer = make_optimizer(self.model.module.parameters(), config.optim)
+        self.scheduler = make_scheduler(self.optimizer, config.optim, total_optimizer_steps)
+        self.update_limit = micro_batch_limit(
+            config, config.micro_batch_size_per_device_for_update, sequence_length
+        )
+        self.experience_limit = micro_batch_limit(
+            config, config.micro_batch_size_per_device_for_experience, sequence_length
+        )
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self.model.module
+
+    def logprobs(self, groups: Sequence[G]) -> list[tuple[FloatArray, ...]]:
+        """Log-probabilities of every response under the present weights, per group."""
+        return self.forward.logprobs_of(groups, self.experience_limit)
+
+    def update(self, batch: TrainingBatch) -> dict[str, float]:
+        """One optimizer step on the whole batch, in as many micro-batches as memory asks for.
+
+        A gradient that is not finite changes nothing: the step is left out and counted.
+        """
+        metrics = StepMetrics()
+        units = self.forward.units(batch.groups)
+        for members in self.forward.cut(units, self.update_limit):
+            chosen = [units[i] for i in members]
+            packed = self.forward.pack(chosen)
+            logprobs, entropy = self.forward(packed, entropy_gradient=self.settings.entropy_coef > 0)
+            loss = micro_batch_loss(self.settings, batch, chosen, packed, logprobs, entropy, metrics)
+            loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.config.max_grad_norm))
+        finite = norm == norm and norm != float("inf")
+        if finite:
+            self.optimizer.step()
+        else:
+            log.warning("gradient norm is %s: this optimizer step is left out", norm)
+        lr = self.scheduler.get_last_lr()[0]
+        self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {
+            **metrics.result(),
+            "actor/grad_norm": norm,
+            "actor/lr": lr,
+            "actor/skipped_updates": float(not finite),
+        }
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The present weights by their `state_dict` names."""
+        return named_weights(self.module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What, besides the weights, an identical continuation needs: optimizer and schedule."""
+        return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
