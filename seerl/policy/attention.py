@@ -27,9 +27,8 @@ VISION_SEGMENTS = "seerl_flash_segments"
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Where one prompt and its responses lie in the packed sequence, in tokens."""
+    """One prompt and its responses, which follow one another in the packed sequence, in tokens."""
 
-    start: int
     prompt: int
     responses: tuple[int, ...]
     """Input tokens of each response: its last token is predicted but never an input."""
@@ -79,8 +78,11 @@ def _segment_mask(segment: Segment, window: int | None, device: torch.device) ->
 
 def _heads_alike(query: torch.Tensor, key_or_value: torch.Tensor) -> torch.Tensor:
     """Repeats grouped key or value heads (1, KV, N, D) to the number of query heads."""
-    repeats = query.shape[1] // key_or_value.shape[1]
-    return key_or_value if repeats == 1 else key_or_value.repeat_interleave(repeats, dim=1)
+    heads = key_or_value.shape[1]
+    repeats = query.shape[1] // heads
+    if repeats == 1:
+        return key_or_value
+    return key_or_value.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2)
 
 
 def packed_attention(
@@ -109,19 +111,14 @@ def packed_attention(
         if kwargs.get(name) is not None:
             raise ValueError(f"packed sequences do not support this model's attention ({name})")
     key, value = _heads_alike(query, key), _heads_alike(query, value)
+    # Split, not sliced: the backward pass of a slice writes a gradient of the whole sequence's length.
+    lengths = [segment.length for segment in packed_layout.segments]
+    parts = zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True)
     outputs = []
-    for segment in packed_layout.segments:
-        span = slice(segment.start, segment.start + segment.length)
+    for segment, (q, k, v) in zip(packed_layout.segments, parts, strict=True):
         mask = packed_layout.mask(segment, kwargs.get("sliding_window"), query.device)
         outputs.append(
-            F.scaled_dot_product_attention(
-                query[:, :, span],
-                key[:, :, span],
-                value[:, :, span],
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scaling,
-            )
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
         )
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
@@ -147,13 +144,14 @@ def segmented_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     key, value = _heads_alike(query, key), _heads_alike(query, value)
-    outputs, start = [], 0
-    for length, count in _runs(cu_seq_lens_q.diff().tolist()):
-        end = start + length * count
-        q, k, v = (x[0, :, start:end].unflatten(1, (count, length)).transpose(0, 1) for x in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, scale=scaling)  # (count, H, length, D)
+    runs = _runs(cu_seq_lens_q.diff().tolist())
+    stretches = [length * count for length, count in runs]
+    parts = zip(*(x[0].split(stretches, dim=1) for x in (query, key, value)), strict=True)
+    outputs = []
+    for (length, count), whole in zip(runs, parts, strict=True):
+        q, k, v = (x.unflatten(1, (count, length)).transpose(0, 1) for x in whole)  # (count, H, length, D)
+        out = F.scaled_dot_product_attention(q, k, v, scale=scaling)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-        start = end
     return torch.cat(outputs).unsqueeze(0), None
 
 

@@ -41,6 +41,7 @@ class PolicyForward:
         share_prefix: bool = True,
     ) -> None:
         self.model = model
+        self._banned = tuple(banned)
         self.head: OutputHead = make_head(model.module, banned)
         self.temperature = temperature
         self.packing = packing and model.packable
@@ -51,6 +52,11 @@ class PolicyForward:
     @property
     def device(self) -> torch.device:
         return next(self.model.module.parameters()).device
+
+    def to(self, device: torch.device) -> None:
+        """Moves the model, and what the head holds beside it."""
+        self.model.module.to(device)
+        self.head = make_head(self.model.module, self._banned)
 
     def units(self, groups: Sequence[G]) -> list[G]:
         """What is packed as a whole: groups, or single responses for models that cannot pack."""

@@ -101,7 +101,7 @@ class _Builder:
             self.predictors.append(np.concatenate([[start + size - 1], np.arange(offset, offset + inputs)]))
             self.targets.append(tokens)
             offset += inputs
-        self.segments.append(Segment(start, size, tuple(t.size - 1 for t in responses)))
+        self.segments.append(Segment(size, tuple(t.size - 1 for t in responses)))
         self.length = offset
 
 

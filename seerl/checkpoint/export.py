@@ -1,0 +1,55 @@
+"""A checkpoint as a Hugging Face folder that transformers and vLLM load."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from seerl.checkpoint.store import HUGGINGFACE, STATE, checkpoint_steps, read_trainer_state
+from seerl.errors import UserError
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def export(checkpoint: Path, out: Path, *, dtype: str | None = None, trust_remote_code: bool = False) -> Path:
+    """Writes the weights of `checkpoint` with configuration, tokenizer and processor to `out`.
+
+    Args:
+        checkpoint: `global_step_N`, or a run's checkpoint folder, whose last one is taken.
+        dtype: `bf16`, `fp16` or `fp32`; None keeps the type the model was loaded from.
+
+    Raises:
+        UserError: for a folder without checkpoints, or an `out` that already holds something.
+    """
+    checkpoint = _newest(checkpoint)
+    read_trainer_state(checkpoint)
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give another folder or remove it first")
+    source = checkpoint / HUGGINGFACE
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    auto = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    tensors = {"model": get_model_state_dict(model)}
+    dcp.load(tensors, checkpoint_id=checkpoint / STATE, no_dist=True)
+    set_model_state_dict(model, tensors["model"])
+    model.to(DTYPES[dtype] if dtype else config.dtype or torch.float32)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial)
+    model.save_pretrained(partial)
+    if out.exists():
+        out.rmdir()
+    partial.rename(out)
+    return out
+
+
+def _newest(folder: Path) -> Path:
+    steps = checkpoint_steps(folder)
+    return folder / f"global_step_{steps[-1]}" if steps else folder
