@@ -58,7 +58,7 @@ CORPUS = [
 
 
 def make_tiny_tokenizer() -> PreTrainedTokenizerBase:
-    """A byte-level BPE of about 500 tokens with Qwen2.5-VL's control tokens; any text survives a round trip."""
+    """A byte-level BPE of about 460 tokens with the control tokens of Qwen2.5-VL; any text round-trips."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = decoders.ByteLevel()
