@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from seerl.models.inputs import PromptPositions
 from seerl.policy.logprobs import OutputHead, make_head, token_logprobs
-from seerl.policy.model import LoadedModel, PromptPositions
+from seerl.policy.model import LoadedModel
 from seerl.policy.packing import G, PackedBatch, first_fit, pack, packed_tokens, singles
 from seerl.types import AnyGroup, FloatArray
 

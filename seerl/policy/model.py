@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
@@ -16,7 +15,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from seerl.config.schema import FsdpConfig, ModelConfig
 from seerl.errors import UserError
 from seerl.policy.attention import PACKED, VISION_SEGMENTS
-from seerl.types import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -173,35 +171,6 @@ def _remove_dropout(module: torch.nn.Module) -> None:
         for name in ("attention_dropout", "dropout"):
             if isinstance(getattr(part, name, None), float):
                 setattr(part, name, 0.0)
-
-
-class PromptPositions:
-    """Position ids of prompts (A, P), by the family's own function where images take part in them."""
-
-    def __init__(self, body: torch.nn.Module, config: PretrainedConfig) -> None:
-        self._rope_index = getattr(body, "get_rope_index", None)
-        self._types = {
-            token: kind
-            for kind, names in ((1, ("image_token_id", "image_token_index")), (2, ("video_token_id",)))
-            for name in names
-            if (token := getattr(config, name, None)) is not None
-        }
-
-    def __call__(self, prompt: Prompt) -> torch.Tensor:
-        ids = torch.from_numpy(prompt.token_ids)
-        if self._rope_index is None:
-            return torch.arange(ids.numel()).unsqueeze(0)
-        if prompt.media is None:
-            return torch.arange(ids.numel()).expand(3, -1)
-        kinds = torch.zeros_like(ids, dtype=torch.int)
-        for token, kind in self._types.items():
-            kinds[ids == token] = kind
-        known = inspect.signature(self._rope_index).parameters
-        given: dict[str, Any] = {name: t for name, t in prompt.media.features.items() if name in known}
-        if "mm_token_type_ids" in known:
-            given["mm_token_type_ids"] = kinds.unsqueeze(0)
-        positions, _ = self._rope_index(input_ids=ids.unsqueeze(0), **given)
-        return positions[:, 0]  # type: ignore[no-any-return]
 
 
 def named_weights(module: torch.nn.Module, exclude: Sequence[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:

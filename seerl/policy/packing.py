@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from seerl.models.inputs import joined_features
 from seerl.policy.attention import PackedLayout, Segment
 from seerl.types import AnyGroup, FloatArray, Group, IntArray, Prompt, ScoredGroup, TrainingGroup
 
@@ -142,20 +143,3 @@ def pack(
         response_M=put(torch.repeat_interleave(torch.arange(len(lengths)), lengths)),
         lengths_R=put(lengths),
     )
-
-
-def joined_features(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:
-    """The processor's outputs of several prompts, one after another along the first axis.
-
-    Raises:
-        ValueError: for a prompt whose images were not prepared for the model.
-    """
-    parts: dict[str, list[torch.Tensor]] = {}
-    for prompt in prompts:
-        if prompt.media is None:
-            continue
-        if not prompt.media.features:
-            raise ValueError(f"prompt {prompt.uid} has images but no features")
-        for name, tensor in prompt.media.features.items():
-            parts.setdefault(name, []).append(tensor)
-    return {name: torch.cat(tensors) for name, tensors in parts.items()}

@@ -1,0 +1,1 @@
+"""What the trainer and the rollout engine must both know of a transformers model, so that they agree."""
