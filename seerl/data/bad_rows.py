@@ -11,7 +11,7 @@ from seerl.errors import UserError
 
 
 class BadRow(Exception):
-    """This row cannot be used; the message is the reason, without the row's id (whoever holds the row adds it)."""
+    """This row cannot be used; the message is the reason, to which whoever holds the row adds its id."""
 
 
 class OverlongRow(BadRow):
@@ -30,7 +30,8 @@ class Refusal:
 
 
 class BadRowLog:
-    """Counts the rows set aside and lists each once in `bad_rows.jsonl` of the run's folder, also over resumed runs.
+    """Counts the rows set aside and lists each once in `bad_rows.jsonl` of the run's folder, also over
+    resumed runs.
 
     `folder` None counts only. With `on_bad_row` "raise" the first bad row raises UserError.
     """
@@ -54,7 +55,8 @@ class BadRowLog:
             raise UserError(f"{row_id}: {reason}.")
         if self._raise and not (filtering and refusal.overlong):
             raise UserError(
-                f"{row_id}: {reason}. Mend or remove the row, or set data.on_bad_row=skip to go on without it."
+                f"{row_id}: {reason}. Mend or remove the row, or set data.on_bad_row=skip to go on without "
+                "it."
             )
         self.reasons.setdefault(row_id, reason)
         if self.path is None or (row_id, reason) in self._listed:

@@ -1,7 +1,7 @@
 """From whatever a data set holds for a picture to an RGB image of the right size, in bounded memory.
 
-A picture may be bytes, `{bytes, path}`, a path (relative ones start from `image_dir`), a data URL, base64 text or a
-PIL image. What cannot be used raises BadRow with the reason.
+A picture may be bytes, `{bytes, path}`, a path (relative ones start from `image_dir`), a data URL, base64
+text or a PIL image. What cannot be used raises BadRow with the reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _SOURCE_KEYS = ("bytes", "path", "image", "url", "image_url", "base64")
 def scaled_size(width: int, height: int, min_pixels: int | None, max_pixels: int | None) -> tuple[int, int]:
     """The size that keeps the aspect ratio and lies between `min_pixels` and `max_pixels` (None: no bound).
 
-    Rounded up when enlarged and down when reduced, so that rounding does not leave the bounds; no side is under 1.
+    Rounded up when enlarged and down when reduced, so that rounding does not leave the bounds; no side is
+    under 1.
     """
     if max_pixels is not None and width * height > max_pixels:
         factor = math.sqrt(max_pixels / (width * height))
@@ -74,7 +75,7 @@ def image_size(
 def load_image(
     source: Any, image_dir: str | None, min_pixels: int | None, max_pixels: int | None
 ) -> Image.Image:
-    """The picture as RGB, upright, scaled to lie between `min_pixels` and `max_pixels`. First frame if animated."""
+    """The picture as RGB, upright, of `min_pixels` to `max_pixels` pixels. First frame if animated."""
     image = _open(source, image_dir)
     rgb = None
     try:
@@ -122,12 +123,14 @@ def _open(source: Any, image_dir: str | None) -> Image.Image:
     if width * height > MAX_IMAGE_PIXELS:
         _close(image, source)
         raise BadRow(
-            f"{_describe(source)} has {width} x {height} = {width * height:,} pixels; at most {MAX_IMAGE_PIXELS:,} are read"
+            f"{_describe(source)} has {width} x {height} = {width * height:,} pixels; at most "
+            f"{MAX_IMAGE_PIXELS:,} are read"
         )
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         _close(image, source)
         raise BadRow(
-            f"{_describe(source)} is {width} x {height}: one side is more than {MAX_ASPECT_RATIO} times the other"
+            f"{_describe(source)} is {width} x {height}: one side is more than {MAX_ASPECT_RATIO} times "
+            "the other"
         )
     return image
 
@@ -207,7 +210,7 @@ def _describe(source: Any) -> str:
 
 
 def _shrunk_rgb(image: Image.Image, target: tuple[int, int]) -> Image.Image:
-    """RGB, and reduced by a whole factor while still at least twice `target`; a large picture is never held twice."""
+    """RGB, and reduced by a whole factor while at least twice `target`; a large picture is not held twice."""
     scale = _sample_scale(image)
     factor = max(1, min(image.width // (2 * target[0]), image.height // (2 * target[1])))
     if image.width * image.height <= BAND_PIXELS:
@@ -229,11 +232,11 @@ def _sample_scale(image: Image.Image) -> tuple[float, float]:
     if image.mode not in ("I", "F"):
         return 1.0, 0.0
     low, high = (float(value) for value in image.getextrema())  # type: ignore[arg-type]  # one band
-    if image.mode == "F" and 0 <= low and high <= 1:
+    if image.mode == "F" and low >= 0 and high <= 1:
         return 255.0, 0.0
-    if 0 <= low and high <= 255:
+    if low >= 0 and high <= 255:
         return 1.0, 0.0
-    if 0 <= low and high <= 65535 and image.mode == "I":
+    if low >= 0 and high <= 65535 and image.mode == "I":
         return 1 / 257, 0.0
     return 255 / max(high - low, 1e-12), -255 * low / max(high - low, 1e-12)
 

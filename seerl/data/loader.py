@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class PromptLoader:
-    """The training prompts: an endless iterator of batches of `data.rollout_batch_size`, or `take` any number.
+    """The training prompts: an endless iterator of batches of `data.rollout_batch_size`, or `take` any
+    number.
 
     An epoch hands out the first `steps_per_epoch` x batch rows of its order. A row found bad when it is
     prepared is replaced by the next of those left over; once these are used up the epoch is shorter by a row.
@@ -42,9 +43,10 @@ class PromptLoader:
     ) -> None:
         """Opens the data and, with `data.filter_overlong_prompts`, checks every row.
 
-        `with_features`: whether prompts carry what the processor makes for the model's forward. `run_folder`: where
-        bad_rows.jsonl goes. `workers`: processes that prepare prompts; 0 prepares them here; None decides by the data
-        and the CPUs. Raises UserError: data that cannot be read, or that is smaller than a batch.
+        `with_features`: whether prompts carry what the processor makes for the model's forward.
+        `run_folder`: where bad_rows.jsonl goes. `workers`: processes that prepare prompts; 0 prepares them
+        here; None decides by the data and the CPUs. Raises UserError: data that cannot be read, or that is
+        smaller than a batch.
         """
         self.batch_size = config.rollout_batch_size
         self.bad_rows = BadRowLog(run_folder, config.on_bad_row)
@@ -59,8 +61,9 @@ class PromptLoader:
         )
         if len(self._order) < self.batch_size:
             raise UserError(
-                f"data.train_files has {len(self._order)} usable rows (of {len(self._prompts)}), fewer than one batch of "
-                f"data.rollout_batch_size={self.batch_size} prompts. Lower data.rollout_batch_size or give more data."
+                f"data.train_files has {len(self._order)} usable rows (of {len(self._prompts)}), fewer "
+                f"than one batch of data.rollout_batch_size={self.batch_size} prompts. Lower "
+                "data.rollout_batch_size or give more data."
             )
         self._identity = {"rows": len(self._order), "seed": config.seed, "shuffle": config.shuffle}
         self._workers = default_workers(self._prompts.has_images) if workers is None else workers
@@ -94,7 +97,7 @@ class PromptLoader:
         return tuple(prompts)
 
     def start(self) -> None:
-        """Starts the workers; worth doing before engines are built (see workers.py). `take` does it otherwise."""
+        """Starts the workers; best before engines are built (see workers.py). `take` does it otherwise."""
         if self._prepared is None:
             jobs = self._jobs(self._epoch, self._position)
             self._prepared = Prefetcher(self._prompts.prepare, jobs, self._workers, self.batch_size)
@@ -123,8 +126,9 @@ class PromptLoader:
         ]
         if differences:
             raise UserError(
-                f"The checkpoint's place in the data does not fit data.train_files any more: {'; '.join(differences)} (usable "
-                "rows, data.seed, data.shuffle). Restore them, or start a new run from the checkpoint's model."
+                "The checkpoint's place in the data does not fit data.train_files any more: "
+                f"{'; '.join(differences)} (usable rows, data.seed, data.shuffle). Restore them, or start a "
+                "new run from the checkpoint's model."
             )
         self.close()
         self._epoch, self._position, self._spares = state["epoch"], state["position"], state["spares"]
@@ -173,7 +177,7 @@ class PromptLoader:
 
 
 class ValidationSet:
-    """The validation prompts: every usable row once, in file order, in batches of `data.val_batch_size` (-1: all)."""
+    """The validation prompts: every usable row once, in file order, `data.val_batch_size` (-1: all) a batch."""
 
     def __init__(
         self,

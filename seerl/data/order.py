@@ -14,7 +14,8 @@ Rows = npt.NDArray[np.int64]
 class EpochOrder:
     """Each epoch has as many rows as the sources together; with weights, each source's share is its weight's.
 
-    A source that is too small for its share is repeated, one that is too large is drawn from, anew every epoch.
+    A source that is too small for its share is repeated, one that is too large is drawn from, anew every
+    epoch.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class EpochOrder:
         return sum(self._counts)
 
     def _epoch(self, epoch: int) -> tuple[Rows, Rows]:
-        """(row, repetition) at each position of the epoch; the repetition is above 0 where a row comes again."""
+        """(row, repetition) at each position; the repetition is above 0 where a row comes again."""
         generator = np.random.default_rng([self._seed, epoch])
         rows, repeats = [], []
         for part, count in zip(self._rows, self._counts, strict=True):

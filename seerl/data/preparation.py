@@ -118,7 +118,8 @@ class _NotAVisionModel(BadRow):
 
 
 def usable_rows(prompts: PromptSet, bad_rows: BadRowLog) -> Rows:
-    """The rows to train on: with filter_overlong_prompts, those that pass the check; else all (checked at use).
+    """The rows to train on: with filter_overlong_prompts, those that pass the check; else all (checked at
+    use).
 
     Raises UserError if none is left.
     """

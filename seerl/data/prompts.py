@@ -1,9 +1,9 @@
 """From a row's messages and images to token ids and the processor's features, for any family of transformers.
 
 What a user wrote stays text. Where a user's text holds the spelling of a control token (`<|im_end|>`,
-`<|image_pad|>`, ...), a mark of private-use characters stands in for it while the chat template is rendered and the
-processor expands the images; the marks are then tokenized as plain text between the pieces around them. Prompts
-without such spellings take the processor's ordinary path and get its ordinary ids.
+`<|image_pad|>`, ...), a mark of private-use characters stands in for it while the chat template is rendered
+and the processor expands the images; the marks are then tokenized as plain text between the pieces around
+them. Prompts without such spellings take the processor's ordinary path and get its ordinary ids.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load_processor(config: ModelConfig) -> tuple[ProcessorMixin | None, PreTrain
     except (OSError, ValueError, KeyError) as error:
         if _reads_images(path, config.trust_remote_code):
             raise UserError(
-                f"{path} is a vision model, but its processor cannot be loaded: {error}"
+                f"{path} is a vision model, but its processor cannot be loaded: {_first_line(error)}"
             ) from error
         processor = None
     if getattr(processor, "image_processor", None) is not None:
@@ -58,9 +58,13 @@ def load_processor(config: ModelConfig) -> tuple[ProcessorMixin | None, PreTrain
         return None, AutoTokenizer.from_pretrained(path, **trust)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"{path} has no tokenizer that can be loaded: {error} Set worker.actor.model.tokenizer_path to a folder or "
-            "hub id that has one."
+            f"{path} has no tokenizer that can be loaded ({_first_line(error)}). Set "
+            "worker.actor.model.tokenizer_path to a folder or hub id that has one."
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(": .")
 
 
 def _reads_images(path: str, trust_remote_code: bool) -> bool:
@@ -126,7 +130,8 @@ class PromptBuilder:
         if tokens > self.max_prompt_length:
             with_images = f" (with {images} images)" if images else ""
             raise OverlongRow(
-                f"the prompt has {tokens} tokens{with_images}, more than data.max_prompt_length={self.max_prompt_length}"
+                f"the prompt has {tokens} tokens{with_images}, more than "
+                f"data.max_prompt_length={self.max_prompt_length}"
             )
 
     def expanded_length(self, images: Sequence[Image.Image]) -> tuple[int, int]:
@@ -177,7 +182,7 @@ class PromptBuilder:
     def _expand(
         self, text: MarkedText, images: Sequence[Image.Image]
     ) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
-        """The ids with each image's placeholder expanded, and what the processor made for the model's forward."""
+        """The ids with each image's placeholder expanded, and the features for the model's forward."""
         processor: Any = copy.copy(self._processor)
         if text.spellings:
             processor.tokenizer = _MarkAwareTokenizer(self._tokenizer, text)
@@ -215,7 +220,7 @@ class MarkedText:
         return self._pattern.sub(lambda match: self.spellings[int(match[1])], self.text)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, text: str | None = None) -> list[int]:
-        """Token ids of `text` (by default, of the prompt itself); marks become their spellings' plain tokens."""
+        """Token ids of `text` (default: the prompt itself); marks become their spellings' plain tokens."""
         text = self.text if text is None else text
         if not self.spellings:
             return tokenizer(text, add_special_tokens=self.add_special_tokens)["input_ids"]
@@ -253,8 +258,8 @@ class _MarkAwareTokenizer:
 class ImageCost:
     """Tokens that an image of a size adds to a prompt beyond its one placeholder.
 
-    The processor's own arithmetic is used where it agrees with what the processor does (tried on two sizes, since
-    some leave out the tokens around an image); otherwise a blank image is processed, once a size.
+    The processor's own arithmetic is used where it agrees with what the processor does (tried on two sizes,
+    since some leave out the tokens around an image); otherwise a blank image is processed, once a size.
     """
 
     PROBES = ((224, 224), (480, 320))
@@ -294,13 +299,14 @@ class ImageCost:
 def _chat_template(
     config: DataConfig, processor: ProcessorMixin | None, tokenizer: PreTrainedTokenizerBase
 ) -> str | None:
-    """The template to use: the override, the tokenizer's where the processor has none, or None (their own)."""
+    """The override, the tokenizer's template where the processor has none, or None: their own."""
     if config.override_chat_template is not None:
         try:
             return Path(config.override_chat_template).read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(
-                f"data.override_chat_template: {config.override_chat_template} cannot be read: {error.strerror}."
+                f"data.override_chat_template: {config.override_chat_template} cannot be read: "
+                f"{error.strerror}."
             ) from error
     if processor is not None and getattr(processor, "chat_template", None) is not None:
         return None
@@ -314,7 +320,8 @@ def _chat_template(
 def _control_tokens(processor: ProcessorMixin | None, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Spellings that only the template may use, longest first: special tokens, and the media's placeholders.
 
-    Added tokens that are not special (`<think>` in some families) are ordinary vocabulary that users may write.
+    Added tokens that are not special (`<think>` in some families) are ordinary vocabulary that users may
+    write.
     """
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     special |= set(tokenizer.all_special_tokens)

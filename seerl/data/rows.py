@@ -19,7 +19,8 @@ PLACEHOLDER = "<image>"
 """Where an image goes in a prompt's text."""
 
 Message = dict[str, Any]
-"""{"role": str, "content": [{"type": "text", "text": str} | {"type": "image"}, ...]}, no two texts adjacent."""
+"""{"role": str, "content": [{"type": "text", "text": str} | {"type": "image"}, ...]},
+no two texts adjacent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +38,9 @@ class Row:
 class RowReader:
     """Turns a row's columns into a Row as the configuration names them.
 
-    Images and places must be equal in number, text-only rows included (a stray `<image>` is a fault of the row). In
-    a chat-style prompt whose parts already are images, `<image>` in its texts is text. An image part that holds
-    its picture supplies it; the others take theirs from the image column, in order.
+    Images and places must be equal in number, text-only rows included (a stray `<image>` is a fault of the
+    row). In a chat-style prompt whose parts already are images, `<image>` in its texts is text. An image
+    part that holds its picture supplies it; the others take theirs from the image column, in order.
     """
 
     def __init__(self, config: DataConfig) -> None:
@@ -97,7 +98,8 @@ def _fill(places: list[Any], images: list[Any]) -> list[Any]:
     open_places = sum(place is None for place in places)
     if open_places != len(images):
         raise BadRow(
-            f"the prompt has {open_places} places for images ({PLACEHOLDER}), but the row has {len(images)} images"
+            f"the prompt has {open_places} places for images ({PLACEHOLDER}), but the row has "
+            f"{len(images)} images"
         )
     remaining = iter(images)
     return [next(remaining) if place is None else place for place in places]
@@ -114,7 +116,8 @@ def _messages(prompt: Any, key: str) -> list[Message]:
         isinstance(m, dict) and "role" in m and "content" in m for m in prompt
     ):
         raise BadRow(
-            f"column {key!r} must be a text or a list of {{role, content}} messages, not {type(prompt).__name__}"
+            f"column {key!r} must be a text or a list of {{role, content}} messages, not "
+            f"{type(prompt).__name__}"
         )
     messages = [{"role": str(message["role"]), "content": message["content"]} for message in prompt]
     if not any(_parts(message["content"]) for message in messages):
@@ -139,7 +142,7 @@ def _is_image_part(part: Any) -> bool:
 
 
 def _uniform(message: Message, places: list[Any], split: bool) -> Message:
-    """The message in parts; appends to `places` each image part's own picture, or None where it holds none."""
+    """The message in parts; appends to `places` each image part's own picture or None."""
     parts: list[dict[str, Any]] = []
     for part in _parts(message["content"]):
         if _is_image_part(part):

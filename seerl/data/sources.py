@@ -1,6 +1,7 @@
 """Where rows come from: hub data sets, local files and folders, several of them in one mix.
 
-Rows are read as they are stored: pictures are not decoded here, so a broken one is one bad row and not a crash.
+Rows are read as they are stored: pictures are not decoded here, so a broken one is one bad row and not a
+crash.
 """
 
 from __future__ import annotations
@@ -74,9 +75,8 @@ class Source:
 
 
 def parse_entries(files: str | Sequence[str], key: str) -> list[Entry]:
-    """The entries of a comma list or a list. A comma, `@` or `*` in the name of an existing path belongs to it.
-
-    Raises UserError naming `key` if there is no entry.
+    """The entries of a comma list or a list. A comma, `@` or `*` in the name of an existing path
+    belongs to it. Raises UserError naming `key` if there is no entry.
     """
     texts = [files] if isinstance(files, str) and os.path.exists(files) else None
     if texts is None:
@@ -95,7 +95,7 @@ def load_sources(files: str | Sequence[str], key: str) -> list[Source]:
 
 
 def require_columns(sources: Sequence[Source], columns: dict[str, str]) -> None:
-    """`columns` maps configuration keys to the column names they give; raises UserError if a source lacks one."""
+    """`columns` maps configuration keys to column names; raises UserError if a source lacks one."""
     for source in sources:
         for key, column in columns.items():
             if column not in source.columns:
@@ -255,8 +255,9 @@ def _load_hub(entry: Entry, key: str) -> datasets.Dataset:
     ) as error:  # the hub's clients raise a menagerie: of requests, httpx, their own, ValueError
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"{key}: {entry.path} (split {entry.split}) is not a local path and could not be loaded from {hub}: {reason}. "
-            "Without access to the hub, copy the data set here and give the path of its file or folder instead."
+            f"{key}: {entry.path} (split {entry.split}) is not a local path and could not be loaded from "
+            f"{hub}: {reason}. Without access to the hub, copy the data set here and give the path of its "
+            "file or folder instead."
         ) from error
 
 

@@ -1,10 +1,12 @@
 """Row preparation, here or in worker processes: results come back in order, whatever a worker does.
 
-Consumes: row numbers. Waits for: the workers, at most `prefetch` prompts ahead. Unblocks: whoever takes the next.
+Consumes: row numbers. Waits for: the workers, at most `prefetch` prompts ahead. Unblocks: whoever takes the
+next.
 
-Workers are forked by torch's DataLoader (a spawned one would import torch and transformers again: seconds). What
-makes that safe: each worker runs one torch thread and never touches a device, and they are forked while
-the calling thread waits, so no import is half done. Fork early, before engines and Ray are up (`PromptLoader.start`).
+Workers are forked by torch's DataLoader (a spawned one would import torch and transformers again: seconds).
+What makes that safe: each worker runs one torch thread and never touches a device, and they are forked while
+the calling thread waits, so no import is half done. Fork early, before engines and Ray are up
+(`PromptLoader.start`).
 """
 
 from __future__ import annotations
@@ -56,10 +58,12 @@ class _Order(Sampler[Any]):
 
 
 class Prefetcher:
-    """function(job) for each job, in order. With workers, up to `depth` results are ready ahead of the reader.
+    """function(job) for each job, in order. With workers, up to `depth` results are ready ahead of the
+    reader.
 
     A thread of its own reads the workers and copies what they made out of shared memory at once: a
-    container's /dev/shm is small, and each shared tensor holds a file open. Without workers the work is done in `next`.
+    container's /dev/shm is small, and each shared tensor holds a file open. Without workers the work is done
+    in `next`.
     """
 
     def __init__(self, function: Callable[[Any], Any], jobs: Iterable[Any], workers: int, depth: int) -> None:
@@ -92,7 +96,8 @@ class Prefetcher:
             self._thread.join(timeout=10)
 
     def _run(self, loader: DataLoader[Any]) -> None:
-        # made in this thread on purpose: from the main one, torch would raise a worker's death at any line there
+        # made in this thread on purpose: from the main one, torch would raise a worker's death at any line
+        # there
         try:
             results = iter(loader)
             self._forked.set()
@@ -141,8 +146,9 @@ def _worker_error(error: Exception) -> Exception:
     ):
         return error
     died = WorkerDied(
-        f"a process that prepares data died: {message} Something outside killed it, most often for want of memory (or "
-        "of shared memory: give a container a larger --shm-size). A lower data.max_pixels needs less."
+        f"A process that prepares data died: {message} Something outside killed it, most often for want of "
+        "memory, or of shared memory (give a container a larger --shm-size). A lower data.max_pixels needs "
+        "less of both."
     )
     died.__cause__ = error
     return died
