@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 _LONGEST = 400
-"""Beyond this many characters an answer is compared as text only: no truth is so long, and parsing may not end."""
+"""A longer answer is compared as text only: no truth is so long, and parsing might not end."""
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -40,7 +40,7 @@ def final_answer(text: str) -> str:
 
 
 def equivalent(answer: str, truth: Any) -> bool:
-    """Whether two answers are the same text, or the same number or expression (plain or LaTeX) by math-verify.
+    """Whether two answers are the same text or, by math-verify, the same number or expression.
 
     A comparison that math-verify gives up on, after some seconds, is no equality.
     """

@@ -28,7 +28,7 @@ class Form(Enum):
 
 
 def form_of(function: Callable[..., Any], reward_type: str | None) -> Form:
-    """The form of a function: its parameters' names where they say it, else the module's REWARD_TYPE, else batch.
+    """The form of a function: by its parameters' names, else by the module's REWARD_TYPE, else batch.
 
     Raises:
         ValueError: for a REWARD_TYPE that does not exist.

@@ -1,7 +1,7 @@
 """From `worker.reward` to functions that can be called.
 
-A reward is `FILE:NAME` (a user's own file; NAME defaults to `main`), the name of a built-in, or a list of entries
-`{function: ..., weight: 1.0, name: ..., kwargs: {...}}` whose weighted sum is the reward.
+A reward is `FILE:NAME` (a user's own file; NAME defaults to `main`), the name of a built-in, or a list of
+entries `{function: ..., weight: 1.0, name: ..., kwargs: {...}}` whose weighted sum is the reward.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def _module(entry: Entry) -> ModuleType:
         sys.path.append(str(path.parent))
     name = f"seerl_reward_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise UserError(f"{KEY}={path}: this is not a Python file (it must end in .py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up here
     spec.loader.exec_module(module)
@@ -152,8 +153,10 @@ def _module(entry: Entry) -> ModuleType:
 
 
 def check_reward(config: Config) -> list[str]:
-    """What is wrong with the reward of a configuration, for `seerl check`: the function is imported, in a process
-    of its own, and its parameters compared with how it will be called."""
+    """What is wrong with the reward of a configuration, for `seerl check`.
+
+    The function is imported, in a process of its own, and its parameters compared with how it will be called.
+    """
     from seerl.reward.worker import check_in_worker
 
     try:

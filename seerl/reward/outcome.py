@@ -1,5 +1,7 @@
-"""What a reward worker answers, and how a user's return value becomes a number. Needs nothing but the standard
-library: workers must start fast and stay small."""
+"""What a reward worker answers, and how a user's return value becomes a number.
+
+Needs nothing but the standard library: workers must start fast and stay small.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calls of reward functions in worker processes, with a time limit each, whatever becomes of the workers.
 
-Consumes: calls from any number of tasks of one event loop. Waits for: the workers. Unblocks: the caller, always: an
-answer, a time-out, or a dead worker, which are all answers.
+Consumes: calls from any number of tasks of one event loop. Waits for: the workers. Unblocks: the caller, always:
+an answer, a time-out, or a dead worker, which are all answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _START_TRIES = 3
 
 
 class RewardPool:
-    """Worker processes for the rewards of a configuration. They start at once, beside whatever the caller does."""
+    """Worker processes for the rewards of a configuration; they start beside whatever the caller does."""
 
     def __init__(self, entries: Sequence[Entry], *, workers: int, timeout_s: float) -> None:
         self._entries = list(entries)
@@ -76,8 +76,8 @@ class RewardPool:
             limit = f"{self._timeout_s:g} s (worker.reward.timeout_s)"
             return CallFault("timeout", f"the call took more than {limit} and its worker was replaced")
         except ProcessExpired as error:
-            told = f"the worker process died during the call (exit code {error.exitcode}; -9: killed, often for memory)"
-            return CallFault("worker_died", told)
+            told = "the worker process died during the call (exit code"
+            return CallFault("worker_died", f"{told} {error.exitcode}; -9: killed, often for want of memory)")
 
     def _replace(self, broken: ProcessPool) -> None:
         if broken is not self._pool:  # another caller already did
@@ -85,8 +85,9 @@ class RewardPool:
         self._failed_starts += 1
         if self._failed_starts > _START_TRIES:
             raise UserError(
-                f"{KEY}: the worker processes die while idle or while loading the reward file, {_START_TRIES} times in "
-                f"a row without a call in between (loading may take {LOAD_LIMIT_S:.0f} s and must not end the process)"
+                f"{KEY}: the worker processes died {self._failed_starts} times in a row without finishing a call. "
+                f"Loading the reward file may take {LOAD_LIMIT_S:.0f} s and must not end the process; the machine "
+                "must have memory for worker.reward.num_workers of them"
             )
         self.close()
         self._pool = self._start()

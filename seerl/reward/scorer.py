@@ -1,5 +1,8 @@
-"""Groups in, scored groups out. No fault of one sample changes another sample's score: a call that fails as a whole
-is repeated sample by sample, and only those that fail alone are at fault."""
+"""Groups in, scored groups out.
+
+No fault of one sample changes another sample's score: a call that fails as a whole is repeated sample by sample,
+and only those that fail alone are at fault.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,8 @@ class Scorer:
     async def score(self, group: Group) -> ScoredGroup | None:
         """The group with a score per completion.
 
-        A completion that cannot be scored gets 0 with `on_error=zero` and is left out of the group with `skip`; None
-        then means that none is left.
+        A completion that cannot be scored gets 0 with `on_error=zero` and is left out of the group with
+        `skip`; None then means that none is left.
 
         Raises:
             UserError: the function cannot be loaded, or, with `on_error=raise`, could not score a sample.
@@ -64,7 +67,7 @@ class Scorer:
         return ScoredGroup(prompt=group.prompt, completions=completions, scores=scores)
 
     def metrics(self) -> dict[str, float]:
-        """How many samples could not be scored since the last time this was asked, in all and by kind of fault."""
+        """How many samples could not be scored since this was last asked, in all and by kind of fault."""
         errors, self._errors = self._errors, Counter()
         by_kind = {f"reward/errors/{kind}": float(count) for kind, count in sorted(errors.items())}
         return {"reward/errors": float(errors.total()), **by_kind}
@@ -105,7 +108,8 @@ class Scorer:
         )
         cut = response if len(response) <= _SHOWN else response[:_SHOWN] + f"... ({len(response)} characters)"
         message = (
-            f"the reward function {name!r} could not score a response to row {prompt.row_id} ({kind}): {detail}\n"
+            f"the reward function {name!r} could not score a response to row {prompt.row_id} ({kind}): "
+            f"{detail}\n"
             f"The response: {cut!r}\nThe ground truth: {prompt.ground_truth!r}"
         )
         if self._config.on_error == "raise":
@@ -115,7 +119,7 @@ class Scorer:
 
 
 def _combined(entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> Score:
-    """One reward as it is; of several the weighted sum, with each one's own unweighted value as a part by its name.
+    """One reward as it is; of several the weighted sum, with each one's unweighted value as a part by its name.
 
     A reward that does not apply adds nothing; where none applies the sample has no score.
     """

@@ -1,5 +1,8 @@
-"""The processes reward functions run in. They are spawned and import neither torch nor this project's data types, so
-that one starts in a fraction of a second and stays small; what a user's file imports is its own affair."""
+"""The processes reward functions run in.
+
+They are spawned and import neither torch nor this project's data types, so that one starts in a fraction of a
+second and stays small; what a user's file imports is its own affair.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _loaded: list[Reward | CallFault] = []
 
 
 def start_pool(entries: Sequence[Entry], workers: int) -> ProcessPool:
-    """Processes that have loaded these rewards before they take a call, so that loading is not on a call's clock."""
+    """Processes that load these rewards before they take a call: loading is not on a call's clock."""
     context = multiprocessing.get_context("spawn")
     return ProcessPool(max_workers=workers, initializer=_start, initargs=(list(entries),), context=context)
 
@@ -44,12 +47,12 @@ def check_in_worker(entry: Entry) -> str | None:
     context = multiprocessing.get_context("spawn")
     with ProcessPool(max_workers=1, context=context) as pool:
         try:
-            fault = pool.schedule(_load, args=[entry], kwargs={"keep": False}, timeout=LOAD_LIMIT_S).result()
+            fault = pool.schedule(_load_fault, args=[entry], timeout=LOAD_LIMIT_S).result()
         except TimeoutError:
             return f"{KEY}={entry.source}: importing it took more than {LOAD_LIMIT_S:.0f} s"
         except ProcessExpired as error:
             return f"{KEY}={entry.source}: importing it ended the process (exit code {error.exitcode})"
-    return fault.detail if isinstance(fault, CallFault) else None
+    return fault.detail if fault else None
 
 
 def _start(entries: Sequence[Entry]) -> None:
@@ -62,20 +65,26 @@ def _start(entries: Sequence[Entry]) -> None:
     watchdog.cancel()
 
 
-def _load(entry: Entry, *, keep: bool = True) -> Reward | CallFault | None:
+def _load_fault(entry: Entry) -> CallFault | None:
+    loaded = _load(entry)
+    return loaded if isinstance(loaded, CallFault) else None
+
+
+def _load(entry: Entry) -> Reward | CallFault:
     try:
-        reward = load_reward(entry)
+        return load_reward(entry)
     except UserError as error:
         return CallFault("load", str(error), fatal=True)
     except BaseException as error:  # a file may also raise SystemExit when imported
         told = "".join(traceback.format_exception(error))
         return CallFault("load", f"{KEY}={entry.source} cannot be imported:\n{told}", fatal=True)
-    return reward if keep else None
 
 
 def _die_with_parent() -> None:
-    """Has the kernel end this process when the trainer is gone, even while a regex holds the interpreter: the pipe
-    whose other end the trainer holds is asked to send SIGIO, whose default action is to end the process."""
+    """Has the kernel end this process when the trainer is gone, even while a regex holds the interpreter.
+
+    The pipe whose other end the trainer holds is asked to send SIGIO, whose default action ends the process.
+    """
     parent = multiprocessing.parent_process()
     if parent is None:
         return

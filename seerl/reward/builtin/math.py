@@ -14,8 +14,10 @@ def without_tag_spaces(text: str) -> str:
 
 
 def appear_in_order(text: str, *marks: str) -> bool:
-    """Whether the text starts with the first mark and has the others after it, in this order (in linear time, which
-    a regular expression with several `.*` does not promise)."""
+    """Whether the text starts with the first mark and has the others after it, in this order.
+
+    In linear time, which a regular expression with several `.*` does not promise.
+    """
     position = 0
     for mark in marks:
         position = text.find(mark, position)
