@@ -73,7 +73,7 @@ def call(
     ):
         return asyncio.run(_call_async(function, form, inputs, kwargs))
     if form.one_by_one:
-        return [_guarded(lambda x=x: _one(function, form, x, kwargs)) for x in inputs]
+        return [_guarded(function, form, x, kwargs) for x in inputs]
     try:
         return _many_outcomes(_many(function, form, inputs, kwargs), form, len(inputs))
     except BaseException as error:
@@ -95,9 +95,11 @@ def _many_outcomes(result: Any, form: Form, count: int) -> list[Outcome] | CallF
     return outcomes_of(result, count, none_is_absent=form is Form.TRL)
 
 
-def _guarded(score: Callable[[], Any]) -> Outcome:
+def _guarded(
+    function: Callable[..., Any], form: Form, reward_input: dict[str, Any], kwargs: Mapping[str, Any]
+) -> Outcome:
     try:
-        return outcome_of(score(), none_is_absent=False)
+        return outcome_of(_one(function, form, reward_input, kwargs), none_is_absent=False)
     except BaseException as error:
         return _sample_fault(error)
 

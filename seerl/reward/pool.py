@@ -1,7 +1,7 @@
 """Calls of reward functions in worker processes, with a time limit each, whatever becomes of the workers.
 
-Consumes: calls from any number of tasks of one event loop. Waits for: the workers. Unblocks: the caller, always:
-an answer, a time-out, or a dead worker, which are all answers.
+Consumes: calls from any number of tasks of one event loop. Waits for: the workers. Unblocks: the caller,
+always: an answer, a time-out, or a dead worker, which are all answers.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class RewardPool:
         self._failed_starts += 1
         if self._failed_starts > _START_TRIES:
             raise UserError(
-                f"{KEY}: the worker processes died {self._failed_starts} times in a row without finishing a call. "
-                f"Loading the reward file may take {LOAD_LIMIT_S:.0f} s and must not end the process; the machine "
-                "must have memory for worker.reward.num_workers of them"
+                f"{KEY}: the worker processes died {self._failed_starts} times in a row without finishing a "
+                f"call. Loading the reward file may take {LOAD_LIMIT_S:.0f} s and must not end the process; "
+                "the machine must have memory for worker.reward.num_workers of them"
             )
         self.close()
         self._pool = self._start()

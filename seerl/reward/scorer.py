@@ -1,7 +1,7 @@
 """Groups in, scored groups out.
 
-No fault of one sample changes another sample's score: a call that fails as a whole is repeated sample by sample,
-and only those that fail alone are at fault.
+No fault of one sample changes another sample's score: a call that fails as a whole is repeated sample by
+sample, and only those that fail alone are at fault.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Scorer:
 
 
 def _combined(entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> Score:
-    """One reward as it is; of several the weighted sum, with each one's unweighted value as a part by its name.
+    """One reward as it is; of several the weighted sum, each one's unweighted value a part by its name.
 
     A reward that does not apply adds nothing; where none applies the sample has no score.
     """

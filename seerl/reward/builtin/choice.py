@@ -7,19 +7,18 @@ from typing import Any
 
 from seerl.reward.answers import final_answer
 
-_ALONE = re.compile(r"^\W*([A-Z])(?![A-Za-z])")
-_STATED = re.compile(r"(?:answer|option|choice)\s*(?:is|:|：)?\s*[*(\[]*([A-Z])(?![A-Za-z])", re.IGNORECASE)
+_ALONE = re.compile(r"\W*([A-Z])(?:\W*$|\s*[).:,\]}])")
+_STATED = re.compile(r"(?i:answer|choice)\s*(?:is|:|：)?\s*(?:option\s*)?[*(\[]*([A-Z])(?![A-Za-z'])")
 _ANY = re.compile(r"(?<![A-Za-z'])([A-Z])(?![A-Za-z'])")
 
 
 def chosen_letter(text: str, letters: str) -> str | None:
-    """The letter an answer chooses: "B", "(B)", "B. a cat", "the answer is B", else the last letter that stands
-    alone."""
+    """The letter an answer chooses: "B", "(B)", "B. a cat", "the answer is B", else the last letter alone."""
     text = final_answer(text)
-    if (alone := _ALONE.match(text)) and alone[1] in letters and len(text) < 200:
+    if (alone := _ALONE.match(text)) and alone[1] in letters:
         return alone[1]
     for pattern in (_STATED, _ANY):
-        found = [letter.upper() for letter in pattern.findall(text) if letter.upper() in letters]
+        found = [letter for letter in pattern.findall(text) if letter in letters]
         if found:
             return found[-1]
     return text.upper() if len(text) == 1 and text.upper() in letters else None

@@ -21,7 +21,7 @@ def compute_score(
     overlong_buffer_length: int,
     overlong_penalty_factor: float = 1.0,
 ) -> list[dict[str, float]]:
-    """`accuracy`: 1 or -1; `overlong`: the punishment in tokens; `accuracy_normalized`: 0 or 1, for filter_key."""
+    """`accuracy`: 1 or -1; `overlong`: the punishment; `accuracy_normalized`: 0 or 1, for filter_key."""
     scores = []
     for reward_input in reward_inputs:
         answer = boxed(reward_input["response"][-_TAIL:])

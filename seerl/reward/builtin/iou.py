@@ -30,8 +30,10 @@ def iou(a: Box, b: Box) -> float:
 
 
 def matched_iou(given: Sequence[Box], truth: Sequence[Box]) -> float:
-    """The sum of IoU over pairs, best pair first, divided by the larger number of boxes: missing and surplus boxes
-    both cost."""
+    """The sum of IoU over pairs, best pair first, divided by the larger number of boxes.
+
+    So missing and surplus boxes both cost.
+    """
     indices = itertools.product(range(min(len(given), _MOST)), range(len(truth)))
     pairs = sorted(((iou(given[i], truth[j]), i, j) for i, j in indices), reverse=True)
     used_given: set[int] = set()
@@ -48,8 +50,10 @@ def matched_iou(given: Sequence[Box], truth: Sequence[Box]) -> float:
 def compute_score(
     reward_inputs: list[dict[str, Any]], threshold: float | None = None
 ) -> list[dict[str, float]]:
-    """`iou`: see `matched_iou`, of the boxes in the last <answer>, else in the whole response; the reward is 0 or 1
-    with a `threshold` to reach, else the IoU itself."""
+    """`iou`: see `matched_iou`, of the boxes in the last <answer>, else in the whole response.
+
+    The reward is 0 or 1 with a `threshold` to reach, else the IoU itself.
+    """
     scores = []
     for reward_input in reward_inputs:
         truth = _truth(reward_input["ground_truth"])

@@ -20,7 +20,8 @@ The reference answer: {ground_truth}
 The answer to grade:
 {response}
 
-How good is it, from 0 (wrong) to {scale:g} (fully right)? Think briefly, then end with one line: SCORE: <number>"""
+How good is it, from 0 (wrong) to {scale:g} (fully right)? Think briefly, then end with this line:
+SCORE: <number>"""
 
 _SCORE = re.compile(r"SCORE\W{0,6}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 _CACHE_SIZE = 20_000

@@ -12,8 +12,10 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def compute_score(reward_inputs: list[dict[str, Any]], format_weight: float = 0.5) -> list[dict[str, float]]:
-    """`format`: the response is <think>...</think><answer>...</answer> and nothing else; `accuracy`: the first
-    answer, or without tags the whole response, equals the truth."""
+    """`format`: the response is <think>...</think><answer>...</answer> and nothing else.
+
+    `accuracy`: the first answer, or without tags the whole response, equals the truth.
+    """
     scores = []
     for reward_input in reward_inputs:
         response = reward_input["response"]

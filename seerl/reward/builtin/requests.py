@@ -17,8 +17,8 @@ async def post_json(
 ) -> Any:
     """Posts JSON and returns the JSON that comes back.
 
-    Busy and broken services and lost connections are asked again, `retries` times, waiting twice as long each time or
-    as long as `Retry-After` says.
+    Busy and broken services and lost connections are asked again, `retries` times, waiting twice as long each
+    time or as long as `Retry-After` says.
 
     Raises:
         RuntimeError: the service refused, or still failed at the last try; with what it said.
