@@ -26,8 +26,8 @@ def act(response):
     if response == "die": os.kill(os.getpid(), 9)
     if response == "sleep": import time; time.sleep(60)
     if response == "regex": re.match(r"(a|a)*$", "a" * 60 + "b")
-    return {"nan": {"overall": float("nan")}, "inf": {"overall": 1e400}, "none": None, "text": {"overall": "1"},
-            "empty": {}, "part": {"overall": 1.0, "part": float("nan")}, "huge": 10 ** 400,
+    return {"nan": {"overall": float("nan")}, "inf": {"overall": 1e400}, "none": None,
+            "text": {"overall": "1"}, "empty": {}, "part": {"overall": 1.0, "part": float("nan")}, "huge": 10 ** 400,
             "missing": {"score": 1.0}}.get(response, {"overall": 1.0})
 def batch(reward_inputs):
     return [act(x["response"]) for x in reward_inputs]

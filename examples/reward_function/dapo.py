@@ -1,4 +1,4 @@
-"""The reward of DAPO (arXiv 2503.14476): right or wrong, less a punishment for running towards the length limit.
+"""The reward of DAPO (arXiv 2503.14476): right or wrong, less a punishment for nearing the length limit.
 
 worker.reward.reward_function=examples/reward_function/dapo.py:compute_score
 worker.reward.reward_function_kwargs={max_response_length:2048,overlong_buffer_length:512}

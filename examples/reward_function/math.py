@@ -2,9 +2,9 @@ r"""Reasoning in <think> tags, then the answer in \boxed{}: how to write a rewar
 
     worker.reward.reward_function=examples/reward_function/math.py:compute_score
 
-The function gets all responses to one prompt at once and returns a dict for each: `overall` is the reward, every
-other number becomes a metric. It runs in processes of its own: an exception, an endless loop or a crash costs a
-sample, never the run.
+The function gets all responses to one prompt at once and returns a dict for each: `overall` is the reward,
+every other number becomes a metric. It runs in processes of its own: an exception, an endless loop or a crash
+costs a sample, never the run.
 """
 
 import re
