@@ -26,9 +26,10 @@ def act(response):
     if response == "die": os.kill(os.getpid(), 9)
     if response == "sleep": import time; time.sleep(60)
     if response == "regex": re.match(r"(a|a)*$", "a" * 60 + "b")
-    return {"nan": {"overall": float("nan")}, "inf": {"overall": 1e400}, "none": None,
-            "text": {"overall": "1"}, "empty": {}, "part": {"overall": 1.0, "part": float("nan")}, "huge": 10 ** 400,
-            "missing": {"score": 1.0}}.get(response, {"overall": 1.0})
+    wrong = {"nan": {"overall": float("nan")}, "inf": {"overall": 1e400}, "none": None, "huge": 10 ** 400}
+    wrong |= {"text": {"overall": "1"}, "empty": {}, "missing": {"score": 1.0}}
+    wrong |= {"part": {"overall": 1.0, "part": float("nan")}}
+    return wrong.get(response, {"overall": 1.0})
 def batch(reward_inputs):
     return [act(x["response"]) for x in reward_inputs]
 def single(reward_input):

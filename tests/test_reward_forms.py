@@ -15,7 +15,8 @@ from tests.reward_helpers import group_of, overalls, score_all, scorer_of, write
 
 FORMS = {
     "batch": """
-        def main(reward_inputs, bonus=0): return [{"overall": len(x["response"]) + bonus} for x in reward_inputs]
+        def main(reward_inputs, bonus=0):
+            return [{"overall": len(x["response"]) + bonus} for x in reward_inputs]
         """,
     "sequential by type": """
         REWARD_TYPE = "sequential"
@@ -103,7 +104,8 @@ def test_several_rewards_are_summed_by_weight_and_each_is_logged(tmp_path: Path)
         tmp_path,
         """
         def length(reward_inputs, unit): return [len(x["response"]) / unit for x in reward_inputs]
-        def vowels(prompts, completions): return [float("a" in c) if c != "skip" else None for c in completions]
+        def vowels(prompts, completions):
+            return [float("a" in c) if c != "skip" else None for c in completions]
         """,
     )
     rewards = [

@@ -1,8 +1,8 @@
 """A scoring service of the user's own: all responses to a prompt in one request.
 
 The request is `{"inputs": [...]}` with response, response_length, ground_truth, prompt, finish_reason, uid
-and extra of each; the answer `{"scores": [...]}` or a plain list, with a number or a dict with `overall` for each
-input, in order.
+and extra of each. The answer is `{"scores": [...]}` or a plain list: for each input, in order, a number or a
+dict with `overall`.
 """
 
 from __future__ import annotations
