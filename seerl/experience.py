@@ -158,7 +158,6 @@ def with_advantages(
     inputs = AdvantageInputs(
         token_rewards_M=token_rewards_M,
         response_M=response_M,
-        lengths_R=lengths_R,
         group_R=group_R,
         components=components,
         gamma=config.gamma,

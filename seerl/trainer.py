@@ -126,7 +126,7 @@ class Trainer:
             **times,
             **memory_metrics(self.run.device),
             "data/epoch": float(self.run.loader.epoch),
-            "data/bad_rows": float(self.run.loader.bad_rows),
+            "data/bad_rows": float(len(self.run.loader.bad_rows)),
         }
 
     async def _validate(self) -> int | None:

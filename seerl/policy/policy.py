@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from seerl.config.schema import ActorConfig
+from seerl.models.banned import banned_token_ids
 from seerl.policy.forward import MicroBatchLimit, PolicyForward
 from seerl.policy.loss import LossSettings, StepMetrics, micro_batch_loss
 from seerl.policy.model import DTYPES, LoadedModel, load_model, named_weights
@@ -48,6 +48,7 @@ class Policy:
     Args:
         config: `worker.actor`.
         settings: what the loss needs of the configuration.
+        vocabulary: the tokenizer's length; rows of the output layer beyond it are never sampled.
         total_optimizer_steps: of the whole run, for the learning-rate schedule.
         sequence_length: the longest prompt plus the longest response, in tokens.
     """
@@ -58,7 +59,7 @@ class Policy:
         settings: LossSettings,
         *,
         device: torch.device,
-        banned: Sequence[int],
+        vocabulary: int,
         temperature: float,
         total_optimizer_steps: int,
         sequence_length: int,
@@ -66,7 +67,8 @@ class Policy:
         self.config = config
         self.settings = settings
         self.model = load_model(config.model, config.fsdp, device)
-        self.forward = make_forward(config, self.model, banned=banned, temperature=temperature)
+        self.banned = banned_token_ids(self.model.config, vocabulary)
+        self.forward = make_forward(config, self.model, banned=self.banned, temperature=temperature)
         self.optimizer = make_optimizer(self.model.module.parameters(), config.optim)
         self.scheduler = make_scheduler(self.optimizer, config.optim, total_optimizer_steps)
         self.update_limit = micro_batch_limit(
@@ -116,7 +118,3 @@ class Policy:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The present weights by their `state_dict` names."""
         return named_weights(self.module)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What, besides the weights, an identical continuation needs: optimizer and schedule."""
-        return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
