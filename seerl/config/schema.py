@@ -164,7 +164,7 @@ class RewardConfig(Section):
     skip_special_tokens: bool = True
     num_cpus: int = Field(1, gt=0)
     timeout_s: float = Field(60.0, gt=0)
-    on_error: Literal["zero", "raise"] = "zero"
+    on_error: Literal["zero", "skip", "raise"] = "zero"
     num_workers: int = Field(2, gt=0)
 
 

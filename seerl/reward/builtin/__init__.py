@@ -1,0 +1,1 @@
+"""Rewards that are named without a file: each a module with `compute_score`."""

@@ -1,0 +1,132 @@
+"""Groups in, scored groups out. No fault of one sample changes another sample's score: a call that fails as a whole
+is repeated sample by sample, and only those that fail alone are at fault."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from seerl.config.schema import RewardConfig
+from seerl.errors import UserError
+from seerl.reward.loading import Entry, reward_entries
+from seerl.reward.outcome import CallFault, Outcome
+from seerl.reward.pool import RewardPool
+from seerl.types import Completion, Group, Prompt, Score, ScoredGroup
+
+log = logging.getLogger(__name__)
+_SHOWN = 2000
+"""How many characters of a response a message shows."""
+
+
+class Scorer:
+    """Scores completions with the configured reward, in worker processes of its own.
+
+    Args:
+        decode: token ids and whether to leave special tokens out -> text.
+
+    Raises:
+        UserError: the configuration names no reward that exists.
+    """
+
+    def __init__(self, config: RewardConfig, decode: Callable[[Sequence[int], bool], str]) -> None:
+        self._config = config
+        self._decode = decode
+        self._entries = reward_entries(config)
+        self._errors: Counter[str] = Counter()
+        self._told: set[str] = set()
+        self._pool = RewardPool(self._entries, workers=config.num_workers, timeout_s=config.timeout_s)
+
+    async def score(self, group: Group) -> ScoredGroup | None:
+        """The group with a score per completion.
+
+        A completion that cannot be scored gets 0 with `on_error=zero` and is left out of the group with `skip`; None
+        then means that none is left.
+
+        Raises:
+            UserError: the function cannot be loaded, or, with `on_error=raise`, could not score a sample.
+        """
+        inputs = [self._reward_input(group.prompt, c) for c in group.completions]
+        by_entry = await asyncio.gather(*(self._outcomes(i, inputs) for i in range(len(self._entries))))
+        kept: list[tuple[Completion, Score]] = []
+        for completion, reward_input, *outcomes in zip(group.completions, inputs, *by_entry, strict=True):
+            score = _combined(self._entries, outcomes)
+            if score.error is not None:
+                self._report(group.prompt, reward_input["response"], outcomes, score.error)
+                if self._config.on_error == "skip":
+                    continue
+            kept.append((completion, score))
+        if not kept:
+            return None
+        completions, scores = zip(*kept, strict=True)
+        return ScoredGroup(prompt=group.prompt, completions=completions, scores=scores)
+
+    def metrics(self) -> dict[str, float]:
+        """How many samples could not be scored since the last time this was asked, in all and by kind of fault."""
+        errors, self._errors = self._errors, Counter()
+        by_kind = {f"reward/errors/{kind}": float(count) for kind, count in sorted(errors.items())}
+        return {"reward/errors": float(errors.total()), **by_kind}
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._pool.close()
+
+    def _reward_input(self, prompt: Prompt, completion: Completion) -> dict[str, Any]:
+        return {
+            "response": self._decode(completion.token_ids.tolist(), self._config.skip_special_tokens),
+            "response_length": int(completion.token_ids.size),
+            "ground_truth": prompt.ground_truth,
+            "prompt": prompt.text,
+            "images": list(prompt.media.images) if prompt.media else [],
+            "finish_reason": completion.finish_reason,
+            "uid": prompt.uid,
+            "extra": dict(prompt.columns),
+        }
+
+    async def _outcomes(self, entry: int, inputs: Sequence[dict[str, Any]]) -> list[Outcome]:
+        answer = await self._pool.call(entry, inputs)
+        if not isinstance(answer, CallFault):
+            return answer
+        if len(inputs) == 1:
+            return [Outcome(fault=answer.fault, detail=answer.detail)]
+        alone = await asyncio.gather(*(self._outcomes(entry, [x]) for x in inputs))
+        return [outcome for outcomes in alone for outcome in outcomes]
+
+    def _report(self, prompt: Prompt, response: str, outcomes: Sequence[Outcome], kind: str) -> None:
+        self._errors[kind] += 1
+        if kind in self._told and self._config.on_error != "raise":
+            return
+        self._told.add(kind)
+        name, detail = next(
+            ((e.name, o.detail) for e, o in zip(self._entries, outcomes, strict=True) if o.fault == kind),
+            (self._entries[0].name, "no reward function applies to this sample: each returned None"),
+        )
+        cut = response if len(response) <= _SHOWN else response[:_SHOWN] + f"... ({len(response)} characters)"
+        message = (
+            f"the reward function {name!r} could not score a response to row {prompt.row_id} ({kind}): {detail}\n"
+            f"The response: {cut!r}\nThe ground truth: {prompt.ground_truth!r}"
+        )
+        if self._config.on_error == "raise":
+            raise UserError(f"{message}\nStopped because worker.reward.on_error=raise.")
+        what = {"zero": "It scores 0", "skip": "It is left out"}[self._config.on_error]
+        log.warning("%s\n%s; further faults of this kind are counted in reward/errors.", message, what)
+
+
+def _combined(entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> Score:
+    """One reward as it is; of several the weighted sum, with each one's own unweighted value as a part by its name.
+
+    A reward that does not apply adds nothing; where none applies the sample has no score.
+    """
+    for outcome in outcomes:
+        if outcome.fault is not None:
+            return Score(overall=0.0, error=outcome.fault)
+    values = {e.name: (e.weight, o) for e, o in zip(entries, outcomes, strict=True) if o.overall is not None}
+    if not values:
+        return Score(overall=0.0, error="none")
+    if len(entries) == 1:
+        [(weight, outcome)] = values.values()
+        return Score(overall=weight * (outcome.overall or 0.0), parts=outcome.parts)
+    total = sum(weight * (outcome.overall or 0.0) for weight, outcome in values.values())
+    return Score(overall=total, parts={name: outcome.overall or 0.0 for name, (_, outcome) in values.items()})
