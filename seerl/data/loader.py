@@ -177,7 +177,7 @@ class PromptLoader:
 
 
 class ValidationSet:
-    """The validation prompts: every usable row once, in file order, `data.val_batch_size` (-1: all) a batch."""
+    """The validation prompts: every usable row once, in file order, `data.val_batch_size` of them a batch."""
 
     def __init__(
         self,

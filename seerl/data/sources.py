@@ -189,7 +189,7 @@ def _load_files(
 
 
 def _files_of_split(root: Path, files: list[Path], split: str, key: str) -> list[Path]:
-    """The files whose name or folder says `split`; all of them are `train` if none says any split."""
+    """The files whose name or folder says `split`; those that say none are `train`."""
     by_split: dict[str, list[Path]] = {}
     for file in files:
         text = "/" + str(file.relative_to(root) if root != file else file.name).lower()
@@ -198,15 +198,13 @@ def _files_of_split(root: Path, files: list[Path], split: str, key: str) -> list
             for name, words in _SPLIT_NAMES.items()
             if re.search(rf"(?<![a-z0-9])({'|'.join(words)})(?![a-z])", text)
         ]
-        by_split.setdefault(found[-1] if found else "", []).append(file)
+        by_split.setdefault(found[-1] if found else "train", []).append(file)
     canonical = next((name for name, words in _SPLIT_NAMES.items() if split in words), split)
-    if root.is_file() and canonical in ("train", *by_split):
+    if root.is_file() and canonical == "train":
         return files
     if canonical in by_split:
         return by_split[canonical]
-    if canonical == "train" and set(by_split) == {""}:
-        return files
-    have = ", ".join(sorted(name or "train" for name in by_split))
+    have = ", ".join(sorted(by_split))
     raise UserError(f"{key}: {root} has no split {split!r}. It has: {have}.")
 
 
@@ -223,6 +221,10 @@ def _read(kind: str, file: Path, key: str) -> datasets.Dataset:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
             raise  # a full disk or the like, not the file's fault
         raise UserError(f"{key}: {file} cannot be read as {kind}: {error.__cause__ or error}") from error
+    except ValueError as error:
+        if "no data" not in str(error):
+            raise
+        raise UserError(f"{key}: {file} has no rows.") from error
 
 
 def _slice(
