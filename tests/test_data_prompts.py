@@ -176,8 +176,8 @@ def test_the_chat_template_can_be_overridden_and_may_refuse_a_row(
     path = tmp_path / "chat.jinja"
     path.write_text(
         "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('no ' + m.role) }}{% endif %}"
-        "{% for c in m.content %}{% if c.type == 'image' %}<|image_pad|>{% else %}{{ c.text }}{% endif %}{% endfor %}"
-        "{% endfor %}>"
+        "{% for c in m.content %}{% if c.type == 'image' %}<|image_pad|>{% else %}{{ c.text }}{% endif %}"
+        "{% endfor %}{% endfor %}>"
     )
     prompt = build(vision, "<image>?", picture(), override_chat_template=str(path))
     assert prompt.text == "<|image_pad|>?>"
@@ -220,7 +220,8 @@ def test_a_tokenizer_without_a_chat_template_is_said() -> None:
 
 SMOL_TEMPLATE = (
     "<|im_start|>{% for m in messages %}{{ m.role }}:{% for c in m.content %}"
-    "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}"
 )
 
 

@@ -68,6 +68,18 @@ class Source:
         stored: dict[str, Any] = self._dataset[index : index + 1].to_pylist()[0]
         return self._features.decode_example(stored)
 
+    def longest_list(self, column: str) -> int:
+        """The most entries of a list in the column; 1 if it holds single values, 0 if there is none."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if column not in self.columns:
+            return 0
+        values = self._dataset.with_format("arrow")[column][:]
+        if not isinstance(values, (pa.Array, pa.ChunkedArray)) or not pa.types.is_list(values.type):
+            return 1
+        return pc.max(pc.list_value_length(values)).as_py() or 0
+
     def row_id(self, index: int) -> str:
         """Names the row to a person: `train.parquet:17`."""
         segment = bisect_right(self._starts, index) - 1
