@@ -122,7 +122,8 @@ def usable_rows(prompts: PromptSet, bad_rows: BadRowLog) -> tuple[Rows, int]:
     """(the rows to use, the most images that one of them has).
 
     With filter_overlong_prompts the rows that pass the check; else all, to be checked at use, and the
-    images are those of the image column (a chat prompt's own are not counted). Raises UserError if no row is left.
+    images are those of the image column (a chat prompt's own are not counted). Raises UserError if no row is
+    left.
     """
     total = len(prompts)
     if not prompts.config.filter_overlong_prompts:
