@@ -115,7 +115,7 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
         )
 
     def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     scorer = Scorer(scorer_config, decode)
     total_steps = planned_steps(config, loader.steps_per_epoch)
@@ -212,8 +212,8 @@ def end_token_ids(config: Config, module: torch.nn.Module, tokenizer: PreTrained
         ends.add(int(tokenizer.eos_token_id))
     if not ends and not config.worker.rollout.ignore_eos:
         raise UserError(
-            "neither the model's generation_config.json nor its tokenizer names an end-of-sequence token, so no "
-            "answer would ever end; add eos_token_id there, or set worker.rollout.ignore_eos=true"
+            "neither the model's generation_config.json nor its tokenizer names an end-of-sequence token, so "
+            "no answer would ever end; add eos_token_id there, or set worker.rollout.ignore_eos=true"
         )
     return sorted(ends)
 

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def micro_batch_limit(config: ActorConfig, samples: int, sequence_length: int) -> MicroBatchLimit:
-    """The limit that `samples` (a micro_batch_size_per_device key) stands for: with dynamic batching, the tokens of
-    that many samples of `sequence_length` (longest prompt + longest response)."""
+    """The limit that `samples` (a micro_batch_size_per_device key) stands for: with dynamic batching, the
+    tokens of that many samples of `sequence_length` (longest prompt + longest response)."""
     if not config.dynamic_batching:
         return MicroBatchLimit(samples=samples)
     return MicroBatchLimit(tokens=config.max_tokens_per_device or samples * sequence_length)
@@ -30,7 +30,8 @@ def micro_batch_limit(config: ActorConfig, samples: int, sequence_length: int) -
 def make_forward(
     config: ActorConfig, model: LoadedModel, *, banned: Sequence[int], temperature: float
 ) -> PolicyForward:
-    """The forward pass as `worker.actor` configures it; bf16 or fp16 by autocast over float32 master weights."""
+    """The forward pass as `worker.actor` configures it; bf16 or fp16 by autocast over float32 master
+    weights."""
     compute = DTYPES[config.fsdp.mp_param_dtype]
     return PolicyForward(
         model,
@@ -105,7 +106,7 @@ class Policy:
             self.optimizer.step()
         else:
             log.warning("gradient norm is %s: this optimizer step is left out", norm)
-        lr = self.scheduler.get_last_lr()[0]
+        lr = float(self.scheduler.get_last_lr()[0])
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {

