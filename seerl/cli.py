@@ -25,7 +25,9 @@ app = typer.Typer(
     help="Reinforcement learning for models that see.",
 )
 
-OVERRIDES = typer.Argument(help="config=FILE key.path=value ... (later wins; values are YAML)", show_default=False)
+OVERRIDES = typer.Argument(
+    help="config=FILE key.path=value ... (later wins; values are YAML)", show_default=False
+)
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": False}
 
 
@@ -124,7 +126,9 @@ def explain(key: Annotated[str, typer.Argument(help="a key such as worker.rollou
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="global_step_N, or the folder that holds them (the last is taken)")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="global_step_N, or the folder that holds them (the last is taken)")
+    ],
     out: Annotated[Path, typer.Argument(help="the Hugging Face folder to write")],
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; else the base model's")] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code")] = False,
@@ -147,7 +151,8 @@ def _say_all(notes: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """The console script. A user's mistake prints one message and exits with 2; SEERL_TRACEBACK=1 shows where."""
+    """The console script. A user's mistake prints one message and exits with 2; SEERL_TRACEBACK=1 shows
+    where."""
     if "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     try:

@@ -2,5 +2,5 @@
 
 
 class UserError(Exception):
-    """A mistake in what the user gave (configuration, data, files). The message names the key, file, row or device,
-    what is allowed and what to do."""
+    """A mistake in what the user gave (configuration, data, files). The message names the key, file, row or
+    device, what is allowed and what to do."""

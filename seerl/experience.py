@@ -1,7 +1,7 @@
 """From prompts to what the policy learns from: sampled, scored, filtered, with advantages.
 
-Scoring consumes groups as soon as their last completion is there and runs in processes of its own, so it waits for
-nothing but the worker pool, and only the end of `sample_and_score` waits for it.
+Scoring consumes groups as soon as their last completion is there and runs in processes of its own, so it
+waits for nothing but the worker pool, and only the end of `sample_and_score` waits for it.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ def _filtered(config: AlgorithmConfig, group: ScoredGroup) -> tuple[bool, str]:
 def _unfilled(config: Config, kept: int, dropped: Counter[str]) -> str:
     reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common() if count)
     return (
-        f"online filtering kept {kept} of the {config.data.rollout_batch_size} groups a step needs in "
-        f"{config.trainer.max_try_make_batch} rounds (dropped: {reasons}). Groups are kept where "
-        f"{config.algorithm.filter_low} < mean {config.algorithm.filter_key} < {config.algorithm.filter_high}: "
-        "widen that range, use easier or harder data, raise trainer.max_try_make_batch (-1: no limit), or set "
+        f"online filtering kept {kept} of the {config.data.rollout_batch_size} groups a step needs "
+        f"in {config.trainer.max_try_make_batch} rounds (dropped: {reasons}). Groups are kept where "
+        f"{config.algorithm.filter_low} < mean {config.algorithm.filter_key} < "
+        f"{config.algorithm.filter_high}: widen that range, use easier or harder data, raise trainer.max_try_make_batch (-1: no limit), or set "
         "algorithm.online_filtering=false"
     )
 
@@ -158,7 +158,6 @@ def with_advantages(
     inputs = AdvantageInputs(
         token_rewards_M=token_rewards_M,
         response_M=response_M,
-        lengths_R=lengths_R,
         group_R=group_R,
         components=components,
         gamma=config.gamma,
@@ -186,7 +185,11 @@ def _flat(arrays: Sequence[tuple[FloatArray, ...]]) -> torch.Tensor:
 
 def summary(name: str, values: np.ndarray) -> dict[str, float]:
     """Mean, largest and smallest of a figure."""
-    return {f"{name}/mean": float(values.mean()), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
+    return {
+        f"{name}/mean": float(values.mean()),
+        f"{name}/max": float(values.max()),
+        f"{name}/min": float(values.min()),
+    }
 
 
 def optimizer_batches(groups: Sequence[TrainingGroup], size: int) -> list[TrainingBatch]:

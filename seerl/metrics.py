@@ -12,8 +12,9 @@ from seerl.experience import summary
 from seerl.types import ScoredGroup
 
 
-def group_metrics(groups: Sequence[ScoredGroup], *, max_prompt: int, max_response: int) -> dict[str, float]:
-    """Lengths in tokens, scores by name, and how many groups cannot teach because all their scores are equal."""
+def group_metrics(groups: Sequence[ScoredGroup], *, max_prompt: int) -> dict[str, float]:
+    """Lengths in tokens, scores by name, and how many groups cannot teach because all their scores are
+    equal."""
     prompts = np.array([g.prompt.token_ids.size for g in groups])
     responses = np.array([c.token_ids.size for g in groups for c in g.completions])
     cut = [c.finish_reason == "length" for g in groups for c in g.completions]
@@ -25,7 +26,10 @@ def group_metrics(groups: Sequence[ScoredGroup], *, max_prompt: int, max_respons
         **summary("response_length", responses),
         "response_length/clip_ratio": float(np.mean(cut)),
         "reward/overall": float(np.mean([s.overall for g in groups for s in g.scores])),
-        **{f"reward/{n}": float(np.mean([s.parts.get(n, 0.0) for g in groups for s in g.scores])) for n in names},
+        **{
+            f"reward/{n}": float(np.mean([s.parts.get(n, 0.0) for g in groups for s in g.scores]))
+            for n in names
+        },
         "batch/groups": float(len(groups)),
         "batch/degenerate_groups": float(sum(uniform)),
         "perf/total_num_tokens": float(
@@ -38,7 +42,9 @@ PER_TOKEN_STAGES = {"gen": "response", "old": "all", "ref": "all", "adv": "all",
 """Which tokens a stage's time is divided by for `timing_per_token_ms/*`."""
 
 
-def timing_metrics(seconds: dict[str, float], *, total_tokens: float, response_tokens: float) -> dict[str, float]:
+def timing_metrics(
+    seconds: dict[str, float], *, total_tokens: float, response_tokens: float
+) -> dict[str, float]:
     """Seconds by stage, milliseconds per token by stage, and the step's throughput on this one device."""
     tokens = {"response": max(response_tokens, 1.0), "all": max(total_tokens, 1.0)}
     return {

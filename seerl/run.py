@@ -10,17 +10,18 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from seerl.algorithms.kl import KLController, make_controller
-from seerl.checkpoint.store import CheckpointStore, read_trainer_state
+from seerl.algorithms.kl import KLController
+from seerl.checkpoint.store import CheckpointStore, checkpoint_steps, read_trainer_state
 from seerl.cluster.devices import local_device
 from seerl.config import Config, dump_config
 from seerl.data.loader import PromptLoader, ValidationSet
+from seerl.data.prompts import load_processor
 from seerl.errors import UserError
 from seerl.policy.loss import loss_settings
 from seerl.policy.policy import Policy
 from seerl.policy.reference import Reference
 from seerl.reward.scorer import Scorer
-from seerl.rollout.banned import banned_token_ids
+from seerl.rollout.build import chosen_engine, make_engine
 from seerl.rollout.engine import RolloutEngine, Sampling
 from seerl.tracking import Trackers, make_trackers
 
@@ -85,3 +86,143 @@ class Run:
         for end in (self.engine.close, self.scorer.close, self.loader.close):
             end()
         self.trackers.finish(exit_code)
+
+
+def build_run(config: Config) -> tuple[Run, Path | None]:
+    """Builds every part, slow ones after the checks that can fail fast; also the checkpoint to resume from.
+
+    Data workers start before the model takes memory and threads.
+
+    Raises:
+        UserError: whatever of the configuration does not fit this machine, the model or the data.
+    """
+    device = local_device(config.trainer.n_gpus_per_node)
+    folder = Path(config.trainer.save_checkpoint_path or "")
+    checkpoint = _checkpoint_to_resume(config, folder)
+    scorer_config = config.worker.reward
+    processor, tokenizer = load_processor(config.worker.actor.model)
+    loader = PromptLoader(config.data, processor=processor, tokenizer=tokenizer, run_folder=folder)
+    loader.start()
+    engine_name = chosen_engine(config.worker.rollout)
+    validation_set = None
+    if config.data.val_files:
+        validation_set = ValidationSet(
+            config.data,
+            processor=processor,
+            tokenizer=tokenizer,
+            with_features=engine_name == "transformers",
+            run_folder=folder,
+        )
+
+    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    scorer = Scorer(scorer_config, decode)
+    total_steps = planned_steps(config, loader.steps_per_epoch)
+    policy, reference = _build_models(config, device, len(tokenizer), total_steps)
+    engine = make_engine(
+        config,
+        engine_name,
+        module=policy.module,
+        end_token_ids=end_token_ids(config, policy.module, tokenizer),
+        banned_token_ids=policy.banned,
+    )
+
+    def write_model_files(target: Path) -> None:
+        policy.module.config.save_pretrained(target)  # type: ignore[union-attr, operator]
+        if policy.module.can_generate():  # type: ignore[operator]
+            policy.module.generation_config.save_pretrained(target)  # type: ignore[union-attr, operator]
+        (processor or tokenizer).save_pretrained(target)
+
+    trackers = make_trackers(
+        list(config.trainer.logger),
+        project=config.trainer.project_name,
+        experiment=config.trainer.experiment_name,
+        run_dir=folder,
+        config=config.model_dump(mode="json"),
+        total_steps=total_steps,
+        run_ids=read_trainer_state(checkpoint).get("trackers") if checkpoint else None,
+    )
+    run = Run(
+        config=config,
+        device=device,
+        loader=loader,
+        validation_set=validation_set,
+        policy=policy,
+        reference=reference,
+        engine=engine,
+        scorer=scorer,
+        kl=KLController(
+            value=config.algorithm.kl_coef,
+            adaptive=config.algorithm.kl_type == "adaptive",
+            target=config.algorithm.kl_target,
+            horizon=config.algorithm.kl_horizon,
+        ),
+        checkpoints=CheckpointStore(
+            folder,
+            limit=config.trainer.save_limit,
+            write_model_files=write_model_files,
+            config_yaml=dump_config(config),
+        ),
+        trackers=trackers,
+        decode=decode,
+        total_steps=total_steps,
+    )
+    return run, checkpoint
+
+
+def planned_steps(config: Config, steps_per_epoch: int) -> int:
+    """Training steps of the whole run: `max_steps` if set, else `total_epochs` passes over the data."""
+    return config.trainer.max_steps or config.trainer.total_epochs * steps_per_epoch
+
+
+def _build_models(
+    config: Config, device: torch.device, vocabulary: int, total_steps: int
+) -> tuple[Policy, Reference | None]:
+    actor, data, temperature = config.worker.actor, config.data, config.worker.rollout.temperature
+    batches = -(-data.rollout_batch_size // actor.global_batch_size)
+    policy = Policy(
+        actor,
+        loss_settings(actor, config.algorithm, data.max_response_length),
+        device=device,
+        vocabulary=vocabulary,
+        temperature=temperature,
+        total_optimizer_steps=total_steps * batches * actor.ppo_epochs,
+        sequence_length=data.max_prompt_length + data.max_response_length,
+    )
+    if config.algorithm.disable_kl or config.algorithm.kl_coef == 0:
+        return policy, None
+    reference = Reference(
+        actor,
+        config.worker.ref,
+        device=device,
+        banned=policy.banned,
+        temperature=temperature,
+        limit=policy.experience_limit,
+    )
+    return policy, reference
+
+
+def end_token_ids(config: Config, module: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends an answer: those of the generation configuration and the tokenizer's own."""
+    generation: GenerationConfig | None = getattr(module, "generation_config", None)
+    ids = generation.eos_token_id if generation is not None else None
+    ends = {ids} if isinstance(ids, int) else set(ids or [])
+    if tokenizer.eos_token_id is not None:
+        ends.add(int(tokenizer.eos_token_id))
+    if not ends and not config.worker.rollout.ignore_eos:
+        raise UserError(
+            "neither the model's generation_config.json nor its tokenizer names an end-of-sequence token, so "
+            "no answer would ever end; add eos_token_id there, or set worker.rollout.ignore_eos=true"
+        )
+    return sorted(ends)
+
+
+def _checkpoint_to_resume(config: Config, folder: Path) -> Path | None:
+    """The checkpoint the configuration names, else the run's own last one if it is to be found."""
+    if config.trainer.load_checkpoint_path:
+        path = Path(config.trainer.load_checkpoint_path)
+        read_trainer_state(path)
+        return path
+    steps = checkpoint_steps(folder) if config.trainer.find_last_checkpoint else []
+    return folder / f"global_step_{steps[-1]}" if steps else None

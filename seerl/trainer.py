@@ -1,13 +1,12 @@
 """Training, read from top to bottom: `Trainer.train` is the loop, `_step` one step of it.
 
-One task runs it all. It waits (and can be interrupted) only while answers are sampled and scored and while weights
-move; an optimizer step is never cut in half. What a checkpoint needs is noted right after each update, without
-waiting in between, so an interrupted step is as if it had not begun.
+One task runs it all. It waits (and can be interrupted) only while answers are sampled and scored and while
+weights move; an optimizer step is never cut in half. What a checkpoint needs is noted right after each
+update, without waiting in between, so an interrupted step is as if it had not begun.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from seerl.checkpoint.store import Trained, load
-from seerl.errors import UserError
 from seerl.experience import Collected, collect, optimizer_batches, with_advantages
 from seerl.metrics import group_metrics, memory_metrics, timing_metrics
 from seerl.run import Run
@@ -34,6 +32,7 @@ class Trainer:
         self.step = 0
         self._saved_step: int | None = None
         self._best: float | None = None
+        self._last_score = float("-inf")
         self._data_state: dict[str, Any] = run.loader.state_dict()
         self._timer = StageTimer()
 
@@ -59,7 +58,8 @@ class Trainer:
             self.save()
 
     async def _step(self) -> dict[str, float]:
-        """One step: prompts to answers to scores to advantages to new weights, and the weights to the engine."""
+        """One step: prompts to answers to scores to advantages to new weights, and the weights to the
+        engine."""
         run, timer = self.run, self._timer
         with timer.stage("step"):
             run.trackers.stage("generating")
@@ -111,9 +111,7 @@ class Trainer:
 
     def _step_metrics(self, collected: Collected) -> dict[str, float]:
         data = self.run.config.data
-        figures = group_metrics(
-            collected.groups, max_prompt=data.max_prompt_length, max_response=data.max_response_length
-        )
+        figures = group_metrics(collected.groups, max_prompt=data.max_prompt_length)
         response_tokens = sum(c.token_ids.size for g in collected.groups for c in g.completions)
         times = timing_metrics(
             self._timer.take(), total_tokens=figures["perf/total_num_tokens"], response_tokens=response_tokens
@@ -126,7 +124,7 @@ class Trainer:
             **times,
             **memory_metrics(self.run.device),
             "data/epoch": float(self.run.loader.epoch),
-            "data/bad_rows": float(self.run.loader.bad_rows),
+            "data/bad_rows": float(len(self.run.loader.bad_rows)),
         }
 
     async def _validate(self) -> int | None:
@@ -148,7 +146,8 @@ class Trainer:
         return True
 
     def save(self, *, best: bool = False) -> Path | None:
-        """Writes a checkpoint of the last finished step; None where nothing has been learned since the last one."""
+        """Writes a checkpoint of the last finished step; None where nothing has been learned since the last
+        one."""
         if self.step == 0 or self._saved_step == self.step:
             return None
         run = self.run
@@ -178,6 +177,11 @@ class Trainer:
         self.run.kl.load_state_dict(state["kl"])
         self.run.loader.load_state_dict(state["data"])
         self._data_state = state["data"]
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint of the run's folder."""
+        return self.run.checkpoints.latest()
 
     def _trained(self) -> Trained:
         policy = self.run.policy

@@ -2,8 +2,8 @@
 
     Prompt --rollout--> Group --reward--> ScoredGroup --algorithms--> TrainingGroup --> TrainingBatch
 
-Each stage takes one type and returns the next, so training on an unscored sample cannot be written. A group is
-one prompt and its n completions; it is never torn apart and its prompt is never copied. Nothing is padded.
+Each stage takes one type and returns the next, so training on an unscored sample cannot be written. A group
+is one prompt and its n completions; it is never torn apart and its prompt is never copied. Nothing is padded.
 
 Axes in comments: P tokens of the prompt, T tokens of one completion, n completions of a group.
 """
@@ -36,9 +36,11 @@ class Media:
     """The images of one prompt, held once however many completions it gets."""
 
     images: tuple[Image, ...]
-    """RGB, already scaled to lie between min_pixels and max_pixels, in the order of their places in the text."""
+    """RGB, already scaled to lie between min_pixels and max_pixels, in the order of their places in the
+    text."""
     unexpanded_token_ids: IntArray
-    """The prompt with one placeholder per image: what engines take that expand placeholders themselves (vLLM)."""
+    """The prompt with one placeholder per image: what engines take that expand placeholders themselves
+    (vLLM)."""
     features: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The processor's outputs for the model's forward (`pixel_values`, `image_grid_thw`, ...), opaque to
     everything between the processor and the model. Per image or per patch along the first axis."""
@@ -70,8 +72,9 @@ class Completion:
 
     token_ids: IntArray  # (T,), T >= 1, the end-of-sequence token included
     logprobs: FloatArray | None  # (T,)
-    """The engine's log-probability of each token under log softmax(logits / temperature) over every token that may
-    be sampled, before top-k and top-p; None where the engine can only give the truncated distribution's."""
+    """The engine's log-probability of each token under log softmax(logits / temperature) over every token
+    that may be sampled, before top-k and top-p; None where the engine can only give the truncated
+    distribution's."""
     finish_reason: FinishReason
     weight_version: int
     """The version given to the engine with the weights that wrote this completion."""
@@ -80,7 +83,9 @@ class Completion:
         size = self.token_ids.size
         _require(self.token_ids.ndim == 1 and size > 0, "a completion has at least one token")
         if self.logprobs is not None:
-            _require(self.logprobs.shape == (size,), f"{self.logprobs.shape} log-probabilities for {size} tokens")
+            _require(
+                self.logprobs.shape == (size,), f"{self.logprobs.shape} log-probabilities for {size} tokens"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +142,9 @@ class TrainingGroup:
             arrays = getattr(self, name)
             if arrays is not None:
                 have = [a.size for a in arrays]
-                _require(have == lengths, f"group {self.prompt.uid}: {name} of lengths {have} for {lengths} tokens")
+                _require(
+                    have == lengths, f"group {self.prompt.uid}: {name} of lengths {have} for {lengths} tokens"
+                )
 
     @property
     def response_tokens(self) -> int:
@@ -151,8 +158,8 @@ AnyGroup = Group | ScoredGroup | TrainingGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBatch:
-    """The groups of one optimizer step, with the counts over the WHOLE step (all devices and micro-batches) that
-    the loss is divided by, so that it does not depend on how the batch is cut."""
+    """The groups of one optimizer step, with the counts over the WHOLE step (all devices and micro-batches)
+    that the loss is divided by, so that it does not depend on how the batch is cut."""
 
     groups: tuple[TrainingGroup, ...]
     loss_tokens: int

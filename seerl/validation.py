@@ -44,13 +44,15 @@ def validation_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
         "val/reward_score": _row_mean([[s.overall for s in g.scores] for g in groups]),
         "val_response_length/mean": float(np.mean(lengths)) if lengths else 0.0,
         "val_response_length/clip_ratio": float(
-            np.mean([c.finish_reason == "length" for g in groups for c in g.completions] or [0.0])
+            np.mean([c.finish_reason == "length" for g in groups for c in g.completions] or [False])
         ),
         "val/rows": float(len(groups)),
     }
     names = sorted({name for g in groups for s in g.scores for name in s.parts})
     for name in ["overall", *names]:
-        rows = [[s.overall if name == "overall" else s.parts.get(name, 0.0) for s in g.scores] for g in groups]
+        rows = [
+            [s.overall if name == "overall" else s.parts.get(name, 0.0) for s in g.scores] for g in groups
+        ]
         if name != "overall":
             metrics[f"val/{name}_reward"] = _row_mean(rows)
         if answers > 1:

@@ -46,7 +46,9 @@ def image_prompt(folder: Path, text: str, images: list[Image.Image], uid: str = 
     )
 
 
-def training_group(prompt: Prompt, lengths: list[int], seed: int = 0, *, vocabulary: int = 256) -> TrainingGroup:
+def training_group(
+    prompt: Prompt, lengths: list[int], seed: int = 0, *, vocabulary: int = 256
+) -> TrainingGroup:
     """A group with random answers of these lengths, random behaviour log-probabilities and advantages."""
     rng = np.random.default_rng(seed)
     completions = tuple(
@@ -66,7 +68,8 @@ def training_group(prompt: Prompt, lengths: list[int], seed: int = 0, *, vocabul
 
 
 def mixed_groups(folder: Path, n: int = 3) -> list[TrainingGroup]:
-    """Text only, one image, two images of different sizes, and a long and a one-token answer among the groups."""
+    """Text only, one image, two images of different sizes, and a long and a one-token answer among the
+    groups."""
     prompts = [
         text_prompt(folder, "What is 3 + 4?", "text"),
         image_prompt(folder, "Count the shapes.", [picture(1)], "one"),

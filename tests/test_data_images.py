@@ -122,7 +122,12 @@ def test_exif_rotation_is_applied_and_counted_in_the_size(orientation: int) -> N
     upright = load(content)
     assert upright.size == image_size(content, None, None, None)
     assert upright.size == ((80, 40) if orientation < 5 else (40, 80))
-    corners = [(5, 5), (upright.width - 5, 5), (upright.width - 5, upright.height - 5), (5, upright.height - 5)]
+    corners = [
+        (5, 5),
+        (upright.width - 5, 5),
+        (upright.width - 5, upright.height - 5),
+        (5, upright.height - 5),
+    ]
     bright = [corner for corner in corners if upright.getpixel(corner) == (255, 255, 255)]
     # the stored top left corner, as the EXIF standard places it
     assert bright == [corners[{1: 0, 2: 1, 3: 2, 4: 3, 5: 0, 6: 1, 7: 2, 8: 3}[orientation]]]
@@ -134,7 +139,9 @@ def test_exif_rotation_is_applied_and_counted_in_the_size(orientation: int) -> N
     st.one_of(st.none(), st.integers(1, 10**6)),
     st.one_of(st.none(), st.integers(1000, 10**7)),
 )
-def test_scaled_sizes_lie_within_the_bounds(width: int, height: int, least: int | None, most: int | None) -> None:
+def test_scaled_sizes_lie_within_the_bounds(
+    width: int, height: int, least: int | None, most: int | None
+) -> None:
     if least is not None and most is not None and least * 2 > most:
         return
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
@@ -156,7 +163,11 @@ def test_shrinking_keeps_the_picture() -> None:
     x, y = np.meshgrid(np.linspace(0, 255, 3000), np.linspace(0, 255, 2000))
     big = Image.fromarray(np.stack([x, y, 255 - x], axis=-1).astype(np.uint8))
     plain = np.asarray(big.resize((300, 200), Image.Resampling.BICUBIC)).astype(int)
-    for content in (encoded(big, "JPEG", quality=95), encoded(big, "PNG"), encoded(big.convert("RGBA"), "PNG")):
+    for content in (
+        encoded(big, "JPEG", quality=95),
+        encoded(big, "PNG"),
+        encoded(big.convert("RGBA"), "PNG"),
+    ):
         small = load_image(content, None, None, 60_000)
         assert small.size == (300, 200)
         assert np.abs(np.asarray(small).astype(int) - plain).mean() < 1.5
@@ -224,12 +235,17 @@ print(image.size[0], image.size[1], (resource.getrusage(resource.RUSAGE_SELF).ru
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind", "megabytes"), [("RGB", "JPEG", 120), ("RGBA", "PNG", 520), ("I;16", "PNG", 320), ("P", "PNG", 220)]
+    ("mode", "kind", "megabytes"),
+    [("RGB", "JPEG", 120), ("RGBA", "PNG", 520), ("I;16", "PNG", 320), ("P", "PNG", 220)],
 )
-def test_100_megapixels_are_read_in_bounded_memory(mode: str, kind: str, megabytes: int, tmp_path: Path) -> None:
+def test_100_megapixels_are_read_in_bounded_memory(
+    mode: str, kind: str, megabytes: int, tmp_path: Path
+) -> None:
     path = tmp_path / f"large.{kind.lower()}"
-    Image.new(mode, (10000, 10000)).save(path, **({"compress_level": 1} if kind == "PNG" else {}))
-    run = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
+    Image.new(mode, (10000, 10000)).save(path, compress_level=1)
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True
+    )
     width, height, peak = map(int, run.stdout.split())
     assert (width, height) == (2048, 2048)
     assert peak < megabytes

@@ -1,4 +1,5 @@
-"""Packed sequences give each response what it would get alone: the same log-probabilities, the same gradients."""
+"""Packed sequences give each response what it would get alone: the same log-probabilities, the same
+gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def forward(folder: Path, *, temperature: float = 1.0, **kwargs: bool) -> Policy
 
 
 def plain_logprobs(folder: Path, group: TrainingGroup, temperature: float = 1.0) -> list[np.ndarray]:
-    """The definition, with nothing of ours in between: each sequence alone through transformers' own model."""
+    """The definition, with nothing of ours in between: each sequence alone through transformers' own
+    model."""
     auto = AutoModelForImageTextToText if "vl" in folder.name else AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=torch.float32).eval()
     out = []
@@ -68,7 +70,9 @@ def test_packed_text_model_equals_plain_forward(tiny_qwen2: Path) -> None:
         np.testing.assert_allclose(ours, plain, atol=1e-5)
 
 
-def gradients(policy: PolicyForward, groups: list[TrainingGroup], limit: MicroBatchLimit) -> dict[str, torch.Tensor]:
+def gradients(
+    policy: PolicyForward, groups: list[TrainingGroup], limit: MicroBatchLimit
+) -> dict[str, torch.Tensor]:
     """Gradients of the sum over tokens of advantage x log-probability, however the groups are cut."""
     policy.model.module.zero_grad(set_to_none=True)
     units = policy.units(groups)
@@ -83,7 +87,9 @@ def gradients(policy: PolicyForward, groups: list[TrainingGroup], limit: MicroBa
 
 
 @pytest.mark.parametrize("share_prefix", [True, False])
-@pytest.mark.parametrize("limit", [MicroBatchLimit(tokens=10_000), MicroBatchLimit(tokens=60), MicroBatchLimit(samples=3)])
+@pytest.mark.parametrize(
+    "limit", [MicroBatchLimit(tokens=10_000), MicroBatchLimit(tokens=60), MicroBatchLimit(samples=3)]
+)
 def test_gradients_do_not_depend_on_packing_sharing_or_cut(
     tiny_qwen2_5_vl: Path, share_prefix: bool, limit: MicroBatchLimit
 ) -> None:

@@ -1,7 +1,7 @@
 """How much better than expected each answer was. Pure functions on flat tensors; nothing is padded.
 
-Axes: M response tokens of the whole step, R responses, G groups. Responses of a group need not stand together.
-Sources are named at each function; `docs/algorithms.md` has the formulas.
+Axes: M response tokens of the whole step, R responses, G groups. Responses of a group need not stand
+together. Sources are named at each function; `docs/algorithms.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """One step's rewards. `token_rewards_M` holds each response's score on its last token, less the KL penalty of
-    every token where that stands in the reward."""
+    """One step's rewards. `token_rewards_M` holds each response's score on its last token, less the KL
+    penalty of every token where that stands in the reward."""
 
     token_rewards_M: torch.Tensor
     response_M: torch.Tensor  # ascending index of the response a token belongs to
@@ -53,7 +53,9 @@ class Groups:
 
     def sum(self, values_R: torch.Tensor) -> torch.Tensor:
         """The group's sum, given to each of its responses (R,)."""
-        return torch.zeros(self.count, dtype=values_R.dtype).index_add_(0, self.group_R, values_R)[self.group_R]
+        return torch.zeros(self.count, dtype=values_R.dtype).index_add_(0, self.group_R, values_R)[
+            self.group_R
+        ]
 
     def mean(self, values_R: torch.Tensor) -> torch.Tensor:
         return self.sum(values_R) / self.size_R
@@ -131,7 +133,8 @@ def opo(inputs: AdvantageInputs) -> torch.Tensor:
 
 
 def gdpo(inputs: AdvantageInputs) -> torch.Tensor:
-    """Each reward component normalised within its group as in grpo, summed, whitened over the step (2601.05242).
+    """Each reward component normalised within its group as in grpo, summed, whitened over the step
+    (2601.05242).
 
     `components` are taken as they come, already weighted; without any, the whole reward is the one component.
     """

@@ -1,8 +1,9 @@
-"""Where engine and trainer disagree on probabilities: importance weights between them, and how far apart they are.
+"""Where engine and trainer disagree on probabilities: importance weights between them, and how far apart they
+are.
 
 w = exp(q - b) per token, with q the trainer's log-probability at the start of the step and b the engine's as it
-sampled. Truncated importance sampling (`tis`) bounds the weights, masked (`mis`, IcePop) drops what lies outside
-[1/cap, cap]; `seq_*` use a response's product of w, `geo_mis` its geometric mean.
+sampled. Truncated importance sampling (`tis`) bounds the weights, masked (`mis`, IcePop) drops what lies
+outside [1/cap, cap]; `seq_*` use a response's product of w, `geo_mis` its geometric mean.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def correct(
     """The named correction; `none` weighs everything 1."""
     difference_M = (old_logprobs_M.detach() - behaviour_M).float()
     log_w_M = difference_M.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    weights_M, cut_M = CORRECTIONS[name](log_w_M, response_M, num_responses, cap)
+    level, act = CORRECTIONS[name]
+    weights_M, cut_M = act(level(log_w_M, response_M, num_responses).exp(), cap)
     return Correction(
         weights_M=weights_M,
         cut_M=cut_M,
@@ -47,22 +49,8 @@ def correct(
     )
 
 
-Weights = tuple[torch.Tensor, torch.Tensor]
-
-
-def _none(log_w_M: torch.Tensor, response_M: torch.Tensor, num_responses: int, cap: float) -> Weights:
-    return torch.ones_like(log_w_M), torch.zeros_like(log_w_M, dtype=torch.bool)
-
-
-def _tis(log_w_M: torch.Tensor, response_M: torch.Tensor, num_responses: int, cap: float) -> Weights:
-    w_M = log_w_M.exp()
-    return w_M.clamp(max=cap), w_M > cap
-
-
-def _mis(log_w_M: torch.Tensor, response_M: torch.Tensor, num_responses: int, cap: float) -> Weights:
-    w_M = log_w_M.exp()
-    outside_M = (w_M > cap) | (w_M < 1 / cap)
-    return torch.where(outside_M, 0.0, w_M), outside_M
+def _token(log_w_M: torch.Tensor, _response_M: torch.Tensor, _num_responses: int) -> torch.Tensor:
+    return log_w_M
 
 
 def _product(log_w_M: torch.Tensor, response_M: torch.Tensor, num_responses: int) -> torch.Tensor:
@@ -70,25 +58,38 @@ def _product(log_w_M: torch.Tensor, response_M: torch.Tensor, num_responses: int
     return sums_R.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[response_M]
 
 
-def _seq_tis(log_w_M: torch.Tensor, response_M: torch.Tensor, num_responses: int, cap: float) -> Weights:
-    return _tis(_product(log_w_M, response_M, num_responses), response_M, num_responses, cap)
+def _geometric(log_w_M: torch.Tensor, response_M: torch.Tensor, num_responses: int) -> torch.Tensor:
+    return response_mean(log_w_M, response_M, num_responses)[response_M]
 
 
-def _seq_mis(log_w_M: torch.Tensor, response_M: torch.Tensor, num_responses: int, cap: float) -> Weights:
-    return _mis(_product(log_w_M, response_M, num_responses), response_M, num_responses, cap)
+Weights = tuple[torch.Tensor, torch.Tensor]  # the factor on the loss, and where it cut
 
 
-def _geo_mis(log_w_M: torch.Tensor, response_M: torch.Tensor, num_responses: int, cap: float) -> Weights:
-    w_M = response_mean(log_w_M, response_M, num_responses)[response_M].exp()
+def _keep(w_M: torch.Tensor, _cap: float) -> Weights:
+    return torch.ones_like(w_M), torch.zeros_like(w_M, dtype=torch.bool)
+
+
+def _bound(w_M: torch.Tensor, cap: float) -> Weights:
+    return w_M.clamp(max=cap), w_M > cap
+
+
+def _mask(w_M: torch.Tensor, cap: float) -> Weights:
     outside_M = (w_M > cap) | (w_M < 1 / cap)
-    return torch.where(outside_M, 0.0, 1.0), outside_M
+    return torch.where(outside_M, 0.0, w_M), outside_M
 
 
-CORRECTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor, int, float], Weights]] = {
-    "none": _none,
-    "tis": _tis,
-    "mis": _mis,
-    "seq_tis": _seq_tis,
-    "seq_mis": _seq_mis,
-    "geo_mis": _geo_mis,
+def _drop(w_M: torch.Tensor, cap: float) -> Weights:
+    outside_M = _mask(w_M, cap)[1]
+    return (~outside_M).float(), outside_M
+
+
+Level = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+CORRECTIONS: dict[str, tuple[Level, Callable[[torch.Tensor, float], Weights]]] = {
+    "none": (_token, _keep),
+    "tis": (_token, _bound),
+    "mis": (_token, _mask),
+    "seq_tis": (_product, _bound),
+    "seq_mis": (_product, _mask),
+    "geo_mis": (_geometric, _drop),
 }
+"""What the ratio is taken over, and what is done with it."""

@@ -41,7 +41,8 @@ KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
 
 
 def kl_estimate(name: str, p: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
-    """The named estimate per token from the log-probabilities of policy `p` and reference `f`, any equal shape."""
+    """The named estimate per token from the log-probabilities of policy `p` and reference `f`, any equal
+    shape."""
     return KL_ESTIMATORS[name](p.float(), f.float())
 
 

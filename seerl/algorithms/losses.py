@@ -1,8 +1,8 @@
 """Policy losses per token, and how they are averaged. Pure functions on flat tensors, all in float32.
 
-Axes: M response tokens of a micro-batch, R its responses. gspo, gspo_token and gmpo look at whole responses, so a
-response must not be torn over micro-batches (it never is). Sources are named at each function; `docs/algorithms.md`
-has the formulas.
+Axes: M response tokens of a micro-batch, R its responses. gspo, gspo_token and gmpo look at whole responses,
+so a response must not be torn over micro-batches (it never is). Sources are named at each function;
+`docs/algorithms.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class LossInputs:
     @property
     def log_ratio_M(self) -> torch.Tensor:
         """p - q, clamped so that its exponential stays finite."""
-        return (self.logprobs_M.float() - self.old_logprobs_M.float()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return (self.logprobs_M.float() - self.old_logprobs_M.float()).clamp(
+            -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,9 @@ def sapo(inputs: LossInputs) -> LossOutputs:
     tau_M = torch.where(inputs.advantages_M >= 0, inputs.tau_positive, inputs.tau_negative)
     gate_M = torch.sigmoid(tau_M * (ratio_M - 1)) * 4 / tau_M
     never_M = torch.zeros_like(ratio_M, dtype=torch.bool)
-    return LossOutputs(token_loss_M=-inputs.advantages_M * gate_M, clipped_high_M=never_M, clipped_low_M=never_M)
+    return LossOutputs(
+        token_loss_M=-inputs.advantages_M * gate_M, clipped_high_M=never_M, clipped_low_M=never_M
+    )
 
 
 def gmpo(inputs: LossInputs) -> LossOutputs:
@@ -156,8 +160,8 @@ def token_weights(
 ) -> torch.Tensor:
     """(M,) weights that turn token losses into their average over a whole optimizer step.
 
-    `loss_tokens` and `responses` are counts over the whole step, so that sums over micro-batches and devices add up
-    to the same average however the step is cut.
+    `loss_tokens` and `responses` are counts over the whole step, so that sums over micro-batches and devices
+    add up to the same average however the step is cut.
 
     Raises:
         ValueError: for an unknown mode.

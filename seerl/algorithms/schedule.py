@@ -16,8 +16,8 @@ def lr_factor(
 ) -> float:
     """The factor for optimizer step `step` (from 0): linear warm-up, then constant or a half cosine.
 
-    The warm-up takes `warmup_steps`, or else `warmup_ratio` of all steps; its first step already moves. The cosine
-    falls from 1 to `min_ratio` (0 if None) at `total_steps`.
+    The warm-up takes `warmup_steps`, or else `warmup_ratio` of all steps; its first step already moves. The
+    cosine falls from 1 to `min_ratio` (0 if None) at `total_steps`.
 
     Raises:
         ValueError: for an unknown `kind`.

@@ -1,14 +1,15 @@
 """Checkpoints in a folder: `global_step_N/`, each whole or not there at all.
 
-    global_step_N/state/            weights, optimizer and schedule (torch.distributed.checkpoint: loads on any
+    global_step_N/state/            weights, optimizer and schedule (torch.distributed.checkpoint: loads on
+    any
                                     number of ranks)
     global_step_N/huggingface/      configuration, tokenizer and processor, for `seerl export`
     global_step_N/trainer_state.json  step, place in the data, controllers, tracked runs
     global_step_N/config.yaml       the run's configuration
     checkpoint_tracker.json         the last and the best step
 
-A checkpoint is written beside its place and renamed into it; older ones are removed only after that, and the best
-one never.
+A checkpoint is written beside its place and renamed into it; older ones are removed only after that, and the
+best one never.
 """
 
 from __future__ import annotations
@@ -71,7 +72,13 @@ class CheckpointStore:
         self._config_yaml = config_yaml
 
     def save(
-        self, step: int, trained: Trained, trainer_state: dict[str, Any], *, model_only: bool = False, best: bool = False
+        self,
+        step: int,
+        trained: Trained,
+        trainer_state: dict[str, Any],
+        *,
+        model_only: bool = False,
+        best: bool = False,
     ) -> Path:
         """Writes `global_step_{step}`, then removes what `limit` no longer keeps. Returns its folder.
 
@@ -141,7 +148,9 @@ def load(path: Path, trained: Trained) -> dict[str, Any]:
     try:
         dcp.load(tensors, checkpoint_id=path / STATE, no_dist=True)
     except (dcp.api.CheckpointException, RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"checkpoint {path} does not fit this model or is damaged: {_cause(error)}") from error
+        raise UserError(
+            f"checkpoint {path} does not fit this model or is damaged: {_cause(error)}"
+        ) from error
     set_model_state_dict(trained.module, tensors["model"])
     if model_only:
         log.warning("%s holds weights only: optimizer, schedule and the place in the data start afresh", path)
@@ -162,7 +171,7 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
         steps = checkpoint_steps(path) or checkpoint_steps(path.parent)
         there = ", ".join(f"global_step_{s}" for s in steps) or "none"
         raise UserError(f"{path} is not a checkpoint (no {TRAINER_STATE}); checkpoints there: {there}")
-    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def _tensors(trained: Trained, model_only: bool) -> dict[str, Any]:
@@ -199,10 +208,14 @@ def _written_whole(partial: Path, final: Path) -> Iterator[None]:
 def _disk_message(error: OSError, final: Path) -> str:
     folder = final.parent if final.parent.exists() else Path()
     free = shutil.disk_usage(folder).free / 2**30
-    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else os.strerror(error.errno or 0)
+    what = (
+        "the disk is full"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        else os.strerror(error.errno or 0)
+    )
     return (
-        f"checkpoint {final} could not be written: {what} ({free:.2f} GiB free). Earlier checkpoints are intact. "
-        "Free space, lower trainer.save_limit, set trainer.save_model_only=true or another "
+        f"checkpoint {final} could not be written: {what} ({free:.2f} GiB free). "
+        "Earlier checkpoints are intact. Free space, lower trainer.save_limit, set trainer.save_model_only=true or another "
         "trainer.save_checkpoint_path, then run the same command again to resume"
     )
 

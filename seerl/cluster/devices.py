@@ -29,6 +29,7 @@ def local_device(n_gpus_per_node: int | Literal["auto"]) -> torch.device:
         )
     if wanted > 1:
         raise UserError(
-            f"trainer.n_gpus_per_node={wanted}: this version trains on one device; set it to 1, or to 0 for the CPU"
+            f"trainer.n_gpus_per_node={wanted}: this version trains on one device; "
+            "set it to 1, or to 0 for the CPU"
         )
     return torch.device("cuda", 0) if wanted else torch.device("cpu")

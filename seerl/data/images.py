@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 from seerl.data.bad_rows import BadRow
 
 MAX_IMAGE_PIXELS = 100_000_000
-"""Larger pictures are refused: decoded, one of these already takes up to 400 MB."""
+"""Larger pictures are refused: reading one of these already takes up to about 550 MB."""
 MAX_ASPECT_RATIO = 200
 """The limit of the Qwen-VL processors; no vision encoder makes sense of longer strips."""
 BAND_PIXELS = 4_000_000

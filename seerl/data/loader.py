@@ -51,7 +51,7 @@ class PromptLoader:
         self.batch_size = config.rollout_batch_size
         self.bad_rows = BadRowLog(run_folder, config.on_bad_row)
         self._prompts = PromptSet(config, "train_files", processor, tokenizer, with_features)
-        usable = usable_rows(self._prompts, self.bad_rows)
+        usable, self.max_images = usable_rows(self._prompts, self.bad_rows)
         parts = [self._prompts.rows_of(number) for number in range(len(self._prompts.sources))]
         self._order = EpochOrder(
             [usable[(usable >= part.start) & (usable < part.stop)] for part in parts],
@@ -68,6 +68,8 @@ class PromptLoader:
         self._identity = {"rows": len(self._order), "seed": config.seed, "shuffle": config.shuffle}
         self._workers = default_workers(self._prompts.has_images) if workers is None else workers
         self._epoch, self._position, self._spares = 0, 0, 0
+        self._taken = self._epoch, self._position, self._spares
+        self._pending: list[tuple[Prompt, tuple[int, int, int]]] = []
         self._refused_in_a_row = 0
         self._prepared: Prefetcher | None = None
 
@@ -79,7 +81,7 @@ class PromptLoader:
     @property
     def epoch(self) -> int:
         """The epoch, from 0, of the row handed out last."""
-        return self._epoch
+        return self._taken[0]
 
     def __iter__(self) -> Iterator[tuple[Prompt, ...]]:
         return self
@@ -89,12 +91,15 @@ class PromptLoader:
 
     def take(self, count: int) -> tuple[Prompt, ...]:
         """The next `count` prompts. Raises UserError for a bad row under on_bad_row=raise; WorkerDied."""
-        prompts: list[Prompt] = []
-        while len(prompts) < count:
+        # an interrupted call leaves what it had to the next one, and the state where it was
+        while len(self._pending) < count:
             prompt = self._next_prompt()
             if prompt is not None:
-                prompts.append(prompt)
-        return tuple(prompts)
+                self._pending.append((prompt, (self._epoch, self._position, self._spares)))
+        taken, self._pending = self._pending[:count], self._pending[count:]
+        if taken:
+            self._taken = taken[-1][1]
+        return tuple(prompt for prompt, _ in taken)
 
     def start(self) -> None:
         """Starts the workers; best before engines are built (see workers.py). `take` does it otherwise."""
@@ -110,12 +115,8 @@ class PromptLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, exact to the row, whatever has been prepared ahead."""
-        return {
-            "epoch": self._epoch,
-            "position": self._position,
-            "spares": self._spares,
-            **self._identity,
-        }
+        epoch, position, spares = self._taken
+        return {"epoch": epoch, "position": position, "spares": spares, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there. Raises UserError if the data or its order is not what it was."""
@@ -132,6 +133,8 @@ class PromptLoader:
             )
         self.close()
         self._epoch, self._position, self._spares = state["epoch"], state["position"], state["spares"]
+        self._taken = self._epoch, self._position, self._spares
+        self._pending = []
 
     @property
     def _epoch_length(self) -> int:
@@ -177,7 +180,7 @@ class PromptLoader:
 
 
 class ValidationSet:
-    """The validation prompts: every usable row once, in file order, `data.val_batch_size` (-1: all) a batch."""
+    """The validation prompts: every usable row once, in file order, `data.val_batch_size` of them a batch."""
 
     def __init__(
         self,
@@ -201,7 +204,7 @@ class ValidationSet:
             raise UserError(
                 f"data.val_files: {weighted[0][:-2]} has a weight, but validation takes every row once."
             )
-        self._rows = usable_rows(self._prompts, self.bad_rows)
+        self._rows, self.max_images = usable_rows(self._prompts, self.bad_rows)
         self.batch_size = len(self._rows) if config.val_batch_size == -1 else config.val_batch_size
         self._workers = default_workers(self._prompts.has_images) if workers is None else workers
         self._prepared: Prefetcher | None = None

@@ -80,17 +80,18 @@ class PromptSet:
         except BadRow as error:
             return self._refusal(number, error)
 
-    def check(self, numbers: Sequence[int]) -> list[Refusal | None]:
-        """For each row why it cannot be used, its images being read no further than their headers."""
+    def check(self, numbers: Sequence[int]) -> list[Refusal | int]:
+        """For each row its number of images, or why it cannot be used; images are read no further than their
+        headers."""
         return [self._check(number) for number in numbers]
 
-    def _check(self, number: int) -> Refusal | None:
+    def _check(self, number: int) -> Refusal | int:
         try:
             row = self._read(number)
             bounds = (self.config.image_dir, self.config.min_pixels, self.config.max_pixels)
             sizes = [image_size(source, *bounds) for source in row.images]
             self._builder.check_length(self._builder.count_tokens(row, sizes), len(sizes))
-            return None
+            return len(sizes)
         except BadRow as error:
             return self._refusal(number, error)
 
@@ -117,22 +118,27 @@ class _NotAVisionModel(BadRow):
     """No row with images can be used with this model."""
 
 
-def usable_rows(prompts: PromptSet, bad_rows: BadRowLog) -> Rows:
-    """The rows to train on: with filter_overlong_prompts, those that pass the check; else all (checked at
-    use).
+def usable_rows(prompts: PromptSet, bad_rows: BadRowLog) -> tuple[Rows, int]:
+    """(the rows to use, the most images that one of them has).
 
-    Raises UserError if none is left.
+    With filter_overlong_prompts the rows that pass the check; else all, to be checked at use, and the
+    images are those of the image column (a chat prompt's own are not counted). Raises UserError if no row is
+    left.
     """
     total = len(prompts)
     if not prompts.config.filter_overlong_prompts:
-        return np.arange(total)
+        most_images = max(source.longest_list(prompts.config.image_key) for source in prompts.sources)
+        return np.arange(total), most_images
+    most_images = 0
     usable = np.ones(total, dtype=bool)
     overlong = 0
-    for number, refusal in enumerate(_checked(prompts, total)):
-        if refusal is not None:
-            bad_rows.add(refusal, filtering=True)
+    for number, answer in enumerate(_checked(prompts, total)):
+        if isinstance(answer, Refusal):
+            bad_rows.add(answer, filtering=True)
             usable[number] = False
-            overlong += refusal.overlong
+            overlong += answer.overlong
+        else:
+            most_images = max(most_images, answer)
     bad = total - int(usable.sum()) - overlong
     if overlong or bad:
         where = f"; listed in {bad_rows.path}" if bad_rows.path else ""
@@ -143,10 +149,10 @@ def usable_rows(prompts: PromptSet, bad_rows: BadRowLog) -> Rows:
     if not usable.any():
         row_id, reason = next(iter(bad_rows.reasons.items()))
         raise UserError(f"{prompts.name}: none of {total} rows can be used. The first, {row_id}: {reason}.")
-    return np.flatnonzero(usable)
+    return np.flatnonzero(usable), most_images
 
 
-def _checked(prompts: PromptSet, total: int) -> Iterator[Refusal | None]:
+def _checked(prompts: PromptSet, total: int) -> Iterator[Refusal | int]:
     chunks = [range(first, min(first + ROWS_PER_CHECK, total)) for first in range(0, total, ROWS_PER_CHECK)]
     workers = min(prompts.config.filter_overlong_prompts_workers, usable_cpus(), len(chunks) // 4)
     results = Prefetcher(prompts.check, chunks, workers, depth=2 * workers)

@@ -1,9 +1,6 @@
 """From a row's messages and images to token ids and the processor's features, for any family of transformers.
 
-What a user wrote stays text. Where a user's text holds the spelling of a control token (`<|im_end|>`,
-`<|image_pad|>`, ...), a mark of private-use characters stands in for it while the chat template is rendered
-and the processor expands the images; the marks are then tokenized as plain text between the pieces around
-them. Prompts without such spellings take the processor's ordinary path and get its ordinary ids.
+What a user wrote stays text (see marked_text.py); a prompt is never cut.
 """
 
 from __future__ import annotations
@@ -11,6 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +19,14 @@ from PIL import Image
 
 from seerl.config.schema import DataConfig, ModelConfig
 from seerl.data.bad_rows import BadRow, OverlongRow
+from seerl.data.image_cost import ImageCost
+from seerl.data.marked_text import MarkAwareTokenizer, Marks, control_tokens
 from seerl.data.rows import Message, Row
 from seerl.errors import UserError
 from seerl.types import Media, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
-
-_PRIVATE_USE = range(0xE000, 0xF900)
 
 
 def load_processor(config: ModelConfig) -> tuple[ProcessorMixin | None, PreTrainedTokenizerBase]:
@@ -93,17 +91,16 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._with_features = with_features
         self._template = _chat_template(config, processor, tokenizer)
-        self._control = re.compile("|".join(map(re.escape, _control_tokens(processor, tokenizer))) or r"(?!)")
+        self._control = re.compile("|".join(map(re.escape, control_tokens(processor, tokenizer))) or r"(?!)")
         self._image_cost = ImageCost(self)
 
     def build(self, row: Row, images: Sequence[Image.Image], uid: str) -> Prompt:
         """Raises BadRow if the prompt is longer than max_prompt_length: it is never cut."""
-        text = self._render(row.messages)
-        unexpanded = np.asarray(text.encode(self._tokenizer), dtype=np.int64)
+        rendered = self._render(row.messages)
+        token_ids = unexpanded = np.asarray(rendered.ids, dtype=np.int64)
         media = None
-        token_ids = unexpanded
         if images:
-            token_ids, features = self._expand(text, images)
+            token_ids, features = self._expand(rendered, images)
             media = Media(
                 images=tuple(images),
                 unexpanded_token_ids=unexpanded,
@@ -114,7 +111,7 @@ class PromptBuilder:
             uid=uid,
             row_id=row.row_id,
             token_ids=token_ids,
-            text=text.restored(),
+            text=rendered.marks.restore(rendered.text),
             ground_truth=row.answer,
             columns=row.columns,
             media=media,
@@ -122,8 +119,7 @@ class PromptBuilder:
 
     def count_tokens(self, row: Row, sizes: Sequence[tuple[int, int]]) -> int:
         """The prompt's length with images of these (width, height), none of them decoded."""
-        length = len(self._render(row.messages).encode(self._tokenizer))
-        return length + sum(self._image_cost(size) for size in sizes)
+        return len(self._render(row.messages).ids) + sum(self._image_cost(size) for size in sizes)
 
     def check_length(self, tokens: int, images: int) -> None:
         """Raises BadRow for a prompt over max_prompt_length."""
@@ -136,8 +132,8 @@ class PromptBuilder:
 
     def expanded_length(self, images: Sequence[Image.Image]) -> tuple[int, int]:
         """(tokens before, tokens after) expanding a prompt of nothing but these images."""
-        text = self._render([{"role": "user", "content": [{"type": "image"} for _ in images]}])
-        return len(text.encode(self._tokenizer)), self._expand(text, images)[0].size
+        rendered = self._render([{"role": "user", "content": [{"type": "image"} for _ in images]}])
+        return len(rendered.ids), self._expand(rendered, images)[0].size
 
     def image_tokens_by_size(self, size: tuple[int, int]) -> int | None:
         """What the processor says an image of (width, height) takes; None where it does not say."""
@@ -146,24 +142,16 @@ class PromptBuilder:
             return None
         return int(count(image_sizes=[(size[1], size[0])])["num_image_tokens"][0])
 
-    def _render(self, messages: list[Message]) -> MarkedText:
-        mark = _unused_character(messages)
-        spellings: list[str] = []
-
-        def hide(match: re.Match[str]) -> str:
-            spellings.append(match[0])
-            return f"{mark}{len(spellings) - 1}{mark}"
-
+    def _render(self, messages: list[Message]) -> _Rendered:
+        marks = Marks([part.get("text", "") for message in messages for part in message["content"]])
         hidden: list[Message] = []
         for message in messages:
             parts = [
-                {**part, "text": self._control.sub(hide, part["text"])} if part["type"] == "text" else part
+                {**part, "text": marks.hide(self._control, part["text"])} if part["type"] == "text" else part
                 for part in message["content"]
             ]
-            if self._processor is None:
-                content: Any = "".join(part["text"] for part in parts)
-            else:
-                content = parts
+            # templates of vision models go through parts, those of text models take a text
+            content: Any = "".join(part["text"] for part in parts) if self._processor is None else parts
             hidden.append({"role": message["role"], "content": content})
         renderer: Any = self._processor or self._tokenizer
         try:
@@ -172,25 +160,24 @@ class PromptBuilder:
             )
         except jinja2.TemplateError as error:  # templates refuse what they do not know: roles, their order
             raise BadRow(f"the chat template refuses this prompt: {error}") from error
-        return MarkedText(text, mark, spellings, add_special_tokens=self._adds_special_tokens(text))
-
-    def _adds_special_tokens(self, text: str) -> bool:
-        """As transformers: a tokenizer's template is complete; a processor's may leave out the BOS token."""
+        # as in transformers: a tokenizer's template is complete, a processor's may leave out the BOS token
         bos = self._tokenizer.bos_token
-        return self._processor is not None and not (bos is not None and text.startswith(bos))
+        adds_special_tokens = self._processor is not None and not (bos and text.startswith(bos))
+        ids = marks.encode(self._tokenizer, text, adds_special_tokens)
+        return _Rendered(text, marks, adds_special_tokens, ids)
 
     def _expand(
-        self, text: MarkedText, images: Sequence[Image.Image]
+        self, rendered: _Rendered, images: Sequence[Image.Image]
     ) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
         """The ids with each image's placeholder expanded, and the features for the model's forward."""
         processor: Any = copy.copy(self._processor)
-        if text.spellings:
-            processor.tokenizer = _MarkAwareTokenizer(self._tokenizer, text)
+        if rendered.marks.spellings:
+            processor.tokenizer = MarkAwareTokenizer(self._tokenizer, rendered.marks)
         try:
             outputs = processor(
-                text=[text.text],
+                text=[rendered.text],
                 images=[list(images)],
-                add_special_tokens=text.add_special_tokens,
+                add_special_tokens=rendered.adds_special_tokens,
                 return_tensors="pt",
             )
         except ValueError as error:  # what processors refuse: sizes, or places that do not match the images
@@ -206,94 +193,14 @@ class PromptBuilder:
         return ids[0].numpy().astype(np.int64), features
 
 
-class MarkedText:
-    """A rendered prompt in which marks stand for the control-token spellings that a user wrote."""
-
-    def __init__(self, text: str, mark: str, spellings: Sequence[str], add_special_tokens: bool) -> None:
-        self.text = text
-        self.spellings = spellings
-        self.add_special_tokens = add_special_tokens
-        self._pattern = re.compile(f"{mark}(\\d+){mark}")
-
-    def restored(self) -> str:
-        """The text as the user wrote it."""
-        return self._pattern.sub(lambda match: self.spellings[int(match[1])], self.text)
-
-    def encode(self, tokenizer: PreTrainedTokenizerBase, text: str | None = None) -> list[int]:
-        """Token ids of `text` (default: the prompt itself); marks become their spellings' plain tokens."""
-        text = self.text if text is None else text
-        if not self.spellings:
-            return tokenizer(text, add_special_tokens=self.add_special_tokens)["input_ids"]
-        ids: list[int] = []
-        for number, piece in enumerate(self._pattern.split(text)):  # text, mark, text, mark, ..., text
-            if number % 2:
-                ids += _as_plain_text(tokenizer, self.spellings[int(piece)])
-            elif piece or number == 0:
-                special = self.add_special_tokens and number == 0
-                ids += tokenizer(piece, add_special_tokens=special)["input_ids"]
-        return ids
-
-
-class _MarkAwareTokenizer:
-    """Stands in a processor's tokenizer's place: the tokenizer itself, except that marks are resolved."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: MarkedText) -> None:
-        self._tokenizer = tokenizer
-        self._text = text
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, text: str | list[str], **options: Any) -> Any:
-        from transformers import BatchEncoding
-
-        (prompt,) = [text] if isinstance(text, str) else text
-        ids = self._text.encode(self._tokenizer, prompt)
-        return BatchEncoding(
-            {"input_ids": [ids], "attention_mask": [[1] * len(ids)]},
-            tensor_type=options.get("return_tensors"),
-        )
-
-
-class ImageCost:
-    """Tokens that an image of a size adds to a prompt beyond its one placeholder.
-
-    The processor's own arithmetic is used where it agrees with what the processor does (tried on two sizes,
-    since some leave out the tokens around an image); otherwise a blank image is processed, once a size.
-    """
-
-    PROBES = ((224, 224), (480, 320))
-
-    def __init__(self, builder: PromptBuilder) -> None:
-        self._builder = builder
-        self._known: dict[tuple[int, int], int] = {}
-        self._surplus: int | None = None
-        self._probed = False
-
-    def __call__(self, size: tuple[int, int]) -> int:
-        if not self._probed:
-            self._probe()
-        if self._surplus is not None:
-            try:
-                return (self._builder.image_tokens_by_size(size) or 0) + self._surplus
-            except ValueError as error:
-                raise BadRow(
-                    f"the model's processor refuses an image of {size[0]} x {size[1]}: {error}"
-                ) from error
-        if size not in self._known:
-            self._known[size] = self._measure(size)
-        return self._known[size]
-
-    def _probe(self) -> None:
-        said = [self._builder.image_tokens_by_size(size) for size in self.PROBES]
-        if None not in said:
-            surplus = {self._measure(size) - (n or 0) for size, n in zip(self.PROBES, said, strict=True)}
-            self._surplus = surplus.pop() if len(surplus) == 1 else None
-        self._probed = True
-
-    def _measure(self, size: tuple[int, int]) -> int:
-        before, after = self._builder.expanded_length([Image.new("RGB", size)])
-        return after - before
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    text: str
+    """With marks (see marked_text.py)."""
+    marks: Marks
+    adds_special_tokens: bool
+    ids: list[int]
+    """Images as one placeholder each."""
 
 
 def _chat_template(
@@ -315,32 +222,3 @@ def _chat_template(
             f"{tokenizer.name_or_path} has no chat template; set data.override_chat_template to a file."
         )
     return None if processor is None else tokenizer.get_chat_template()
-
-
-def _control_tokens(processor: ProcessorMixin | None, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Spellings that only the template may use, longest first: special tokens, and the media's placeholders.
-
-    Added tokens that are not special (`<think>` in some families) are ordinary vocabulary that users may
-    write.
-    """
-    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    special |= set(tokenizer.all_special_tokens)
-    for modality in ("image", "video", "audio"):
-        token = getattr(processor, f"{modality}_token", None)
-        if isinstance(token, str):
-            special.add(token)
-    return sorted((token for token in special if token), key=len, reverse=True)
-
-
-def _as_plain_text(tokenizer: PreTrainedTokenizerBase, spelling: str) -> list[int]:
-    ids = tokenizer(spelling, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    if len(ids) > 1 or len(spelling) == 1:
-        return ids
-    # a placeholder that is not declared special is matched all the same: keep its spelling apart
-    pieces = (spelling[:1], spelling[1:])
-    return [token for piece in pieces for token in tokenizer(piece, add_special_tokens=False)["input_ids"]]
-
-
-def _unused_character(messages: Sequence[Message]) -> str:
-    texts = "".join(part.get("text", "") for message in messages for part in message["content"])
-    return next(chr(code) for code in _PRIVATE_USE if chr(code) not in texts)

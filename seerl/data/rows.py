@@ -65,7 +65,7 @@ class RowReader:
         )
         places: list[Any] = []
         uniform = [_uniform(message, places, split=not has_image_parts) for message in messages]
-        used = (config.prompt_key, config.answer_key, config.image_key)
+        used = (config.prompt_key, config.answer_key, config.image_key, config.video_key)
         return Row(
             row_id=row_id,
             messages=uniform,

@@ -68,6 +68,18 @@ class Source:
         stored: dict[str, Any] = self._dataset[index : index + 1].to_pylist()[0]
         return self._features.decode_example(stored)
 
+    def longest_list(self, column: str) -> int:
+        """The most entries of a list in the column; 1 if it holds single values, 0 if there is none."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if column not in self.columns:
+            return 0
+        values = self._dataset.with_format("arrow")[column][:]
+        if not isinstance(values, (pa.Array, pa.ChunkedArray)) or not pa.types.is_list(values.type):
+            return 1
+        return pc.max(pc.list_value_length(values)).as_py() or 0
+
     def row_id(self, index: int) -> str:
         """Names the row to a person: `train.parquet:17`."""
         segment = bisect_right(self._starts, index) - 1
@@ -189,7 +201,7 @@ def _load_files(
 
 
 def _files_of_split(root: Path, files: list[Path], split: str, key: str) -> list[Path]:
-    """The files whose name or folder says `split`; all of them are `train` if none says any split."""
+    """The files whose name or folder says `split`; those that say none are `train`."""
     by_split: dict[str, list[Path]] = {}
     for file in files:
         text = "/" + str(file.relative_to(root) if root != file else file.name).lower()
@@ -198,15 +210,13 @@ def _files_of_split(root: Path, files: list[Path], split: str, key: str) -> list
             for name, words in _SPLIT_NAMES.items()
             if re.search(rf"(?<![a-z0-9])({'|'.join(words)})(?![a-z])", text)
         ]
-        by_split.setdefault(found[-1] if found else "", []).append(file)
+        by_split.setdefault(found[-1] if found else "train", []).append(file)
     canonical = next((name for name, words in _SPLIT_NAMES.items() if split in words), split)
-    if root.is_file() and canonical in ("train", *by_split):
+    if root.is_file() and canonical == "train":
         return files
     if canonical in by_split:
         return by_split[canonical]
-    if canonical == "train" and set(by_split) == {""}:
-        return files
-    have = ", ".join(sorted(name or "train" for name in by_split))
+    have = ", ".join(sorted(by_split))
     raise UserError(f"{key}: {root} has no split {split!r}. It has: {have}.")
 
 
@@ -223,6 +233,10 @@ def _read(kind: str, file: Path, key: str) -> datasets.Dataset:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
             raise  # a full disk or the like, not the file's fault
         raise UserError(f"{key}: {file} cannot be read as {kind}: {error.__cause__ or error}") from error
+    except ValueError as error:
+        if "no data" not in str(error):
+            raise
+        raise UserError(f"{key}: {file} has no rows.") from error
 
 
 def _slice(

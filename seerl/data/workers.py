@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -134,7 +135,13 @@ def _data_loader(function: Callable[[Any], Any], jobs: Iterable[Any], workers: i
         prefetch_factor=2,
         collate_fn=_as_it_is,
         multiprocessing_context="fork",
+        worker_init_fn=_leave_interrupts_to_the_parent,
     )
+
+
+def _leave_interrupts_to_the_parent(_worker: int) -> None:
+    # Ctrl-C reaches every process of the terminal; the parent may still want prompts to finish its step
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _worker_error(error: Exception) -> Exception:

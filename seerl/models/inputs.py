@@ -37,7 +37,7 @@ class PromptPositions:
         if "mm_token_type_ids" in known:
             given["mm_token_type_ids"] = kinds.unsqueeze(0)
         positions, _ = self._rope_index(input_ids=ids.unsqueeze(0), **given)
-        return positions[:, 0]  # type: ignore[no-any-return]
+        return positions[:, 0]
 
 
 def joined_features(prompts: Sequence[Prompt]) -> dict[str, torch.Tensor]:

@@ -1,13 +1,14 @@
 """Attention over packed sequences, through transformers' attention interface: no modeling code is touched.
 
 A packed sequence is a row of segments. A segment is a prompt followed by one or more responses, each of which
-attends to the prompt and to itself, never to its siblings or to other segments. With one response a segment is an
-ordinary causal sequence; with n it is a whole group whose prompt is computed once.
+attends to the prompt and to itself, never to its siblings or to other segments. With one response a segment
+is an ordinary causal sequence; with n it is a whole group whose prompt is computed once.
 
 Two implementations are registered. `seerl_packed` serves the language model: given a layout (a keyword that
-transformers hands through to every layer) it works segment by segment; without one it is transformers' own SDPA,
-so that the same module also generates. `seerl_flash_segments` serves vision towers that mark their windows and
-images by cumulative lengths; its name holds "flash" because transformers passes those lengths only then.
+transformers hands through to every layer) it works segment by segment; without one it is transformers' own
+SDPA, so that the same module also generates. `seerl_flash_segments` serves vision towers that mark their
+windows and images by cumulative lengths; its name holds "flash" because transformers passes those lengths
+only then.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class PackedLayout:
     """The segments of one packed sequence, and their attention masks once asked for."""
 
     segments: tuple[Segment, ...]
-    _masks: dict[tuple[Any, ...], torch.Tensor | None] = field(default_factory=dict, compare=False, repr=False)
+    _masks: dict[tuple[Any, ...], torch.Tensor | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def mask(self, segment: Segment, window: int | None, device: torch.device) -> torch.Tensor | None:
         """(S, S) bool, True where a query (row) may see a key (column); None for plain causal attention."""
@@ -96,9 +99,11 @@ def packed_attention(
     packed_layout: PackedLayout | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of (1, H, N, D) queries over (1, KV, N, D) keys; returns (1, N, H, D) as transformers expects.
+    """Attention of (1, H, N, D) queries over (1, KV, N, D) keys; returns (1, N, H, D) as transformers
+    expects.
 
-    Dropout is never applied to a packed sequence: the policy's log-probabilities must be those it sampled with.
+    Dropout is never applied to a packed sequence: the policy's log-probabilities must be those it sampled
+    with.
 
     Raises:
         ValueError: for score modifications (soft caps, sinks) that this implementation does not have.
@@ -136,8 +141,8 @@ def segmented_attention(
 ) -> tuple[torch.Tensor, None]:
     """Full attention within each stretch of (1, H, N, D) given by `cu_seq_lens_q` (int, from 0 to N).
 
-    Neighbouring stretches of one length are computed as a batch: pictures of one size, or the windows inside them,
-    cost one call instead of one each.
+    Neighbouring stretches of one length are computed as a batch: pictures of one size, or the windows inside
+    them, cost one call instead of one each.
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(

@@ -1,4 +1,5 @@
-"""Log-probabilities of groups under one model: packed where the model allows it, one by one where it does not."""
+"""Log-probabilities of groups under one model: packed where the model allows it, one by one where it does
+not."""
 
 from __future__ import annotations
 
@@ -86,9 +87,13 @@ class PolicyForward:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self._autocast)
 
-    def __call__(self, batch: PackedBatch, *, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, batch: PackedBatch, *, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies of the batch's response tokens, both (M,) float32."""
-        kwargs = {} if batch.layout is None else {"packed_layout": batch.layout, "attention_mask": _no_mask(batch)}
+        kwargs = (
+            {} if batch.layout is None else {"packed_layout": batch.layout, "attention_mask": _no_mask(batch)}
+        )
         positions = batch.position_ids if batch.position_ids.shape[0] > 1 else batch.position_ids[0]
         with self.autocast():
             out = self.model.body(

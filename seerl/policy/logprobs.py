@@ -1,7 +1,7 @@
 """From hidden states to log-probabilities and entropies, without ever holding the logits of a whole batch.
 
-The distribution is log softmax(logits / temperature) over every token that may be sampled: tokens that stand for
-images and the padding of the vocabulary are left out, here as in the rollout engines.
+The distribution is log softmax(logits / temperature) over every token that may be sampled: tokens that stand
+for images and the padding of the vocabulary are left out, here as in the rollout engines.
 """
 
 from __future__ import annotations
@@ -14,24 +14,31 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 1 << 26
-"""Logits held at a time (256 MiB in float32); what is larger is recomputed chunk by chunk in the backward pass."""
+"""Logits held at a time (256 MiB in float32); what is larger is recomputed chunk by chunk in the backward
+pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputHead:
-    """The language model's last layer: the projection to the vocabulary and what some families do to its logits.
+    """The language model's last layer: the projection to the vocabulary and what some families do to its
+    logits.
 
-    `scale` multiplies the logits (Cohere's `logit_scale`, the inverse of Granite's `logits_scaling`); `softcap`
-    bends them to softcap * tanh(logits / softcap) (Gemma).
+    `scale` multiplies the logits (Cohere's `logit_scale`, the inverse of Granite's `logits_scaling`);
+    `softcap` bends them to softcap * tanh(logits / softcap) (Gemma).
     """
 
-    projection: torch.nn.Module
+    projection: torch.nn.Linear
     banned: torch.Tensor  # (B,) ids never sampled
     scale: float = 1.0
     softcap: float | None = None
 
+    @property
+    def vocabulary(self) -> int:
+        return self.projection.weight.shape[0]
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(M, H) hidden states to (M, V) float32 logits before temperature; banned tokens at minus infinity."""
+        """(M, H) hidden states to (M, V) float32 logits before temperature; banned tokens at minus
+        infinity."""
         logits = self.projection(hidden).float()
         if self.scale != 1.0:
             logits = logits * self.scale
@@ -67,7 +74,7 @@ def token_logprobs(
 
     Both are (M,) in float32. Entropies carry a gradient only where asked for.
     """
-    rows = max(1, CHUNK_ELEMENTS // max(1, _vocabulary(head)))
+    rows = max(1, CHUNK_ELEMENTS // head.vocabulary)
     if hidden.shape[0] <= rows:
         return _chunk(hidden, targets, head, temperature, entropy_gradient)
     parts = [
@@ -77,10 +84,6 @@ def token_logprobs(
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
-def _vocabulary(head: OutputHead) -> int:
-    return int(getattr(head.projection, "out_features", 0)) or head.projection.weight.shape[0]  # type: ignore[union-attr]
-
-
 def _chunk(
     hidden: torch.Tensor, targets: torch.Tensor, head: OutputHead, temperature: float, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,7 +91,8 @@ def _chunk(
     chosen = log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         source = log_p if entropy_gradient else log_p.detach()
-        # p log p is 0 where p is 0; torch.special.entr has no gradient problem at 0 but one at minus infinity.
+        # p log p is 0 where p is 0; torch.special.entr has no gradient problem at 0 but one at minus
+        # infinity.
         finite = source.masked_fill(source == float("-inf"), 0.0)
         entropy = -(source.exp() * finite).sum(-1)
     return chosen, entropy

@@ -101,8 +101,9 @@ def micro_batch_loss(
 ) -> torch.Tensor:
     """The scalar whose gradients over all micro-batches add up to the gradient of the step's loss.
 
-    `batch` gives the whole step's counts; `groups` are this micro-batch's, in the order in which they are packed.
-    Where a group has no old log-probabilities the step is on-policy and they are the present ones, detached.
+    `batch` gives the whole step's counts; `groups` are this micro-batch's, in the order in which they are
+    packed. Where a group has no old log-probabilities the step is on-policy and they are the present ones,
+    detached.
     """
     old_M = _old_logprobs(groups, packed, logprobs_M)
     weights_M = token_weights(
@@ -130,7 +131,9 @@ def micro_batch_loss(
     )
     token_loss_M = out.token_loss_M
     if all(c.logprobs is not None for g in groups for c in g.completions):
-        behaviour_M = packed.per_token(c.logprobs for g in groups for c in g.completions if c.logprobs is not None)
+        behaviour_M = packed.per_token(
+            c.logprobs for g in groups for c in g.completions if c.logprobs is not None
+        )
         token_loss_M = _corrected(settings, token_loss_M, old_M, behaviour_M, packed, metrics)
     loss = (weights_M * token_loss_M).sum()
     metrics.add("actor/pg_loss", loss)

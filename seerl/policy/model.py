@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
@@ -38,13 +39,16 @@ class LoadedModel:
         return self.module.base_model  # type: ignore[return-value]
 
 
-def load_model(config: ModelConfig, fsdp: FsdpConfig, device: torch.device, *, trainable: bool = True) -> LoadedModel:
+def load_model(
+    config: ModelConfig, fsdp: FsdpConfig, device: torch.device, *, trainable: bool = True
+) -> LoadedModel:
     """Loads `config.model_path` for training (or frozen) onto `device`.
 
     Master weights are float32 unless `fsdp.torch_dtype` says otherwise.
 
     Raises:
-        UserError: for a folder without configuration or weights, an unknown architecture, a hub that cannot be
+        UserError: for a folder without configuration or weights, an unknown architecture, a hub that cannot
+        be
             reached.
     """
     if not config.model_path:
@@ -70,9 +74,13 @@ def _load_config(config: ModelConfig) -> PretrainedConfig:
     if folder.is_dir() and not (folder / "config.json").exists():
         raise UserError(f"worker.actor.model.model_path={path}: the folder has no config.json")
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code, **config.override_config)
+        return AutoConfig.from_pretrained(
+            path, trust_remote_code=config.trust_remote_code, **config.override_config
+        )
     except (OSError, ValueError) as error:
-        raise UserError(f"worker.actor.model.model_path={path} cannot be loaded: {_first_line(error)}") from error
+        raise UserError(
+            f"worker.actor.model.model_path={path} cannot be loaded: {_first_line(error)}"
+        ) from error
 
 
 def _load_weights(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch.dtype) -> torch.nn.Module:
@@ -86,7 +94,7 @@ def _load_weights(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch
     multimodal = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     auto = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
     try:
-        module, report = auto.from_pretrained(
+        loaded: Any = auto.from_pretrained(
             path,
             config=hf_config,
             dtype=dtype,
@@ -95,14 +103,17 @@ def _load_weights(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch
             output_loading_info=True,
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"worker.actor.model.model_path={path} cannot be loaded: {_first_line(error)}") from error
+        raise UserError(
+            f"worker.actor.model.model_path={path} cannot be loaded: {_first_line(error)}"
+        ) from error
+    module, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
         raise UserError(
-            f"worker.actor.model.model_path={path}: {len(missing)} weights are not in the files, e.g. {missing[0]}; "
-            "training would start from random values there"
+            f"worker.actor.model.model_path={path}: {len(missing)} weights are not in the files, e.g. "
+            f"{missing[0]}; training would start from random values there"
         )
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 def _first_line(error: BaseException) -> str:
@@ -131,7 +142,8 @@ def _use_packed_attention(module: torch.nn.Module) -> bool:
 
 
 def vision_towers(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The modules that read images, by name: those whose configuration is the model's vision configuration."""
+    """The modules that read images, by name: those whose configuration is the model's vision
+    configuration."""
     vision = getattr(module.config, "vision_config", None)
     if vision is None:
         return []
@@ -144,7 +156,9 @@ def vision_towers(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
 
 
 def _tower_has_segments(module: torch.nn.Module) -> bool:
-    return any("grid_thw" in inspect.signature(tower.forward).parameters for _, tower in vision_towers(module))
+    return any(
+        "grid_thw" in inspect.signature(tower.forward).parameters for _, tower in vision_towers(module)
+    )
 
 
 def freeze_vision_tower(module: torch.nn.Module) -> None:

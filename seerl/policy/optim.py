@@ -11,7 +11,8 @@ from seerl.config.schema import OptimConfig
 
 
 def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW over the parameters that are trained; moments take the parameters' type (bf16 with `adamw_bf16`)."""
+    """AdamW over the parameters that are trained; moments take the parameters' type (bf16 with
+    `adamw_bf16`)."""
     trained = [p for p in parameters if p.requires_grad]
     return torch.optim.AdamW(
         trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True

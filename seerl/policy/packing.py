@@ -1,8 +1,8 @@
 """Groups to micro-batches, and micro-batches to flat tensors on the device that uses them.
 
-A micro-batch is one packed sequence: prompts and responses one after another, no padding. With sharing a group's
-prompt and its images stand there once; without, once per response. Groups are never torn apart, so that every
-loss that looks at a whole response or group sees it whole.
+A micro-batch is one packed sequence: prompts and responses one after another, no padding. With sharing a
+group's prompt and its images stand there once; without, once per response. Groups are never torn apart, so
+that every loss that looks at a whole response or group sees it whole.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def packed_tokens(group: AnyGroup, share_prefix: bool) -> int:
 def first_fit(sizes: Sequence[int], limit: int) -> list[list[int]]:
     """Indices cut into bins of at most `limit` in all: few, well filled, and the same for the same sizes.
 
-    What alone is over the limit gets a bin of its own. First fit by descending size (within 11/9 of the best).
+    What alone is over the limit gets a bin of its own. First fit by descending size (within 11/9 of the
+    best).
     """
     bins: list[tuple[int, list[int]]] = []
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
@@ -71,7 +72,7 @@ def singles(group: G) -> list[G]:
     """A group as groups of one response: for models whose layers carry a state from token to token."""
     per_response = [f.name for f in fields(group) if isinstance(getattr(group, f.name), tuple)]
     return [
-        replace(group, **{name: (getattr(group, name)[i],) for name in per_response})
+        replace(group, **{name: (getattr(group, name)[i],) for name in per_response})  # type: ignore[arg-type]
         for i in range(len(group.completions))
     ]
 

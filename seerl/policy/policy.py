@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from seerl.config.schema import ActorConfig
+from seerl.models.banned import banned_token_ids
 from seerl.policy.forward import MicroBatchLimit, PolicyForward
 from seerl.policy.loss import LossSettings, StepMetrics, micro_batch_loss
 from seerl.policy.model import DTYPES, LoadedModel, load_model, named_weights
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def micro_batch_limit(config: ActorConfig, samples: int, sequence_length: int) -> MicroBatchLimit:
-    """The limit that `samples` (a micro_batch_size_per_device key) stands for: with dynamic batching, the tokens of
-    that many samples of `sequence_length` (longest prompt + longest response)."""
+    """The limit that `samples` (a micro_batch_size_per_device key) stands for: with dynamic batching, the
+    tokens of that many samples of `sequence_length` (longest prompt + longest response)."""
     if not config.dynamic_batching:
         return MicroBatchLimit(samples=samples)
     return MicroBatchLimit(tokens=config.max_tokens_per_device or samples * sequence_length)
@@ -30,7 +30,8 @@ def micro_batch_limit(config: ActorConfig, samples: int, sequence_length: int) -
 def make_forward(
     config: ActorConfig, model: LoadedModel, *, banned: Sequence[int], temperature: float
 ) -> PolicyForward:
-    """The forward pass as `worker.actor` configures it; bf16 or fp16 by autocast over float32 master weights."""
+    """The forward pass as `worker.actor` configures it; bf16 or fp16 by autocast over float32 master
+    weights."""
     compute = DTYPES[config.fsdp.mp_param_dtype]
     return PolicyForward(
         model,
@@ -48,6 +49,7 @@ class Policy:
     Args:
         config: `worker.actor`.
         settings: what the loss needs of the configuration.
+        vocabulary: the tokenizer's length; rows of the output layer beyond it are never sampled.
         total_optimizer_steps: of the whole run, for the learning-rate schedule.
         sequence_length: the longest prompt plus the longest response, in tokens.
     """
@@ -58,7 +60,7 @@ class Policy:
         settings: LossSettings,
         *,
         device: torch.device,
-        banned: Sequence[int],
+        vocabulary: int,
         temperature: float,
         total_optimizer_steps: int,
         sequence_length: int,
@@ -66,7 +68,8 @@ class Policy:
         self.config = config
         self.settings = settings
         self.model = load_model(config.model, config.fsdp, device)
-        self.forward = make_forward(config, self.model, banned=banned, temperature=temperature)
+        self.banned = banned_token_ids(self.model.config, vocabulary)
+        self.forward = make_forward(config, self.model, banned=self.banned, temperature=temperature)
         self.optimizer = make_optimizer(self.model.module.parameters(), config.optim)
         self.scheduler = make_scheduler(self.optimizer, config.optim, total_optimizer_steps)
         self.update_limit = micro_batch_limit(
@@ -103,7 +106,7 @@ class Policy:
             self.optimizer.step()
         else:
             log.warning("gradient norm is %s: this optimizer step is left out", norm)
-        lr = self.scheduler.get_last_lr()[0]
+        lr = float(self.scheduler.get_last_lr()[0])
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {
@@ -116,7 +119,3 @@ class Policy:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The present weights by their `state_dict` names."""
         return named_weights(self.module)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What, besides the weights, an identical continuation needs: optimizer and schedule."""
-        return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}

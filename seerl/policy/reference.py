@@ -17,7 +17,8 @@ from seerl.types import FloatArray
 class Reference:
     """The model as it was before training, for log-probabilities alone.
 
-    With `worker.ref.offload.offload_params` or `fsdp.enable_cpu_offload` it lies in CPU memory between passes.
+    With `worker.ref.offload.offload_params` or `fsdp.enable_cpu_offload` it lies in CPU memory between
+    passes.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class Reference:
         limit: MicroBatchLimit,
     ) -> None:
         self._device = device
-        self._offload = device.type != "cpu" and (config.offload.offload_params or config.fsdp.enable_cpu_offload)
+        self._offload = device.type != "cpu" and (
+            config.offload.offload_params or config.fsdp.enable_cpu_offload
+        )
         home = torch.device("cpu") if self._offload else device
         model = load_model(actor.model, config.fsdp, home, trainable=False)
         self._forward = make_forward(actor, model, banned=banned, temperature=temperature)

@@ -20,4 +20,6 @@ async def collect_groups(
             del waiting[prompt.uid]
             yield Group(prompt=prompt, completions=tuple(have[i] for i in range(sampling.n)))
     if waiting:
-        raise RuntimeError(f"the engine ended with {len(waiting)} prompts unanswered, e.g. {next(iter(waiting))}")
+        raise RuntimeError(
+            f"the engine ended with {len(waiting)} prompts unanswered, e.g. {next(iter(waiting))}"
+        )

@@ -21,16 +21,16 @@ class Sampling:
     top_k: int = -1
     max_tokens: int
     seed: int
-    """Completion i of a prompt is a function of (weights, seed, the prompt's uid, i) alone, whatever else is in
-    the batch, up to the engine's floating-point noise."""
+    """Completion i of a prompt is a function of (weights, seed, the prompt's uid, i) alone, whatever else is
+    in the batch, up to the engine's floating-point noise."""
     ignore_eos: bool = False
 
 
 class Sampled(NamedTuple):
-    """One finished completion: number `index` of the n that its prompt gets."""
+    """One finished completion: number `place` (from 0) of the n that its prompt gets."""
 
     prompt: Prompt
-    index: int
+    place: int
     completion: Completion
 
 
@@ -46,8 +46,9 @@ class RolloutEngine(Protocol):
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncIterator[Sampled]:
         """Yields `sampling.n` completions for every prompt, each as soon as it is finished, in any order.
 
-        Stops at any of the model's end-of-sequence tokens unless `ignore_eos`; tokens that stand for images or
-        videos are never sampled, and their log-probability is minus infinity for the others' normalisation.
+        Stops at any of the model's end-of-sequence tokens unless `ignore_eos`; tokens that stand for images
+        or videos are never sampled, and their log-probability is minus infinity for the others'
+        normalisation.
         """
         ...
 
@@ -57,7 +58,8 @@ class RolloutEngine(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Gives the device's memory to the trainer; weights are dropped, so `update_weights` follows `wake`."""
+        """Gives the device's memory to the trainer; weights are dropped, so `update_weights` follows
+        `wake`."""
         ...
 
     async def wake(self) -> None:

@@ -1,8 +1,8 @@
 """Sampling with transformers alone, on the policy's own weights: nothing to install, nothing to copy.
 
-A prompt and its images are computed once for all n answers; the answers are decoded side by side on its repeated
-cache, and finished ones leave the batch. Every answer's randomness is its own, so it does not depend on what else
-is in the batch.
+A prompt and its images are computed once for all n answers; the answers are decoded side by side on its
+repeated cache, and finished ones leave the batch. Every answer's randomness is its own, so it does not depend
+on what else is in the batch.
 """
 
 from __future__ import annotations
