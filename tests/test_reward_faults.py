@@ -76,6 +76,26 @@ def test_a_list_of_the_wrong_length_is_laid_at_the_door_of_its_sample(tmp_path: 
     assert [s.error for s in scored.scores] == [None, "wrong_length", None]
 
 
+def test_a_slow_function_is_given_its_time_limit_per_sample_where_a_group_takes_longer(
+    tmp_path: Path,
+) -> None:
+    code = """
+    import time
+    def main(reward_input):
+        with open(reward_input["extra"]["log"], "a") as log:
+            log.write(reward_input["response"])
+        time.sleep(0.6)
+        return 1.0
+    """
+    log = tmp_path / "log"
+    group = group_of("a", "b", "c", columns={"log": str(log)})
+    with scorer_of(write(tmp_path, code), timeout_s=1) as scorer:
+        assert overalls(scorer, group) == [1.0, 1.0, 1.0]
+        log.write_text("")
+        assert overalls(scorer, group) == [1.0, 1.0, 1.0]
+    assert sorted(log.read_text()) == ["a", "b", "c"]  # not tried together a second time
+
+
 def test_with_skip_a_faulty_completion_leaves_its_group_and_an_empty_group_is_none(tmp_path: Path) -> None:
     with scorer_of(write(tmp_path, ACTS) + ":batch", on_error="skip") as scorer:
         mixed, empty = score_all(scorer, group_of("fine", "raise", "ok"), group_of("nan", "nan"))
@@ -147,12 +167,13 @@ def test_workers_import_neither_torch_nor_transformers(tmp_path: Path) -> None:
 
 def test_workers_end_with_a_trainer_that_is_killed_even_inside_a_regex(tmp_path: Path) -> None:
     code = f"""
-    from tests.reward_helpers import *
+    from seerl.reward.loading import Entry
+    from seerl.reward.worker import run, start_pool
     if __name__ == "__main__":
-        with scorer_of({write(tmp_path, ACTS)!r} + ":batch", timeout_s=600) as scorer:
-            score_all(scorer, group_of("fine"))
-            print("up", flush=True)
-            score_all(scorer, group_of("regex"))
+        pool = start_pool([Entry({write(tmp_path, ACTS)!r}, "batch", "batch")], 1)
+        pool.schedule(run, args=[0, [{{"response": "fine"}}]]).result()
+        print("up", flush=True)
+        pool.schedule(run, args=[0, [{{"response": "regex"}}]]).result()
     """
     script = tmp_path / "trainer.py"
     script.write_text(textwrap.dedent(code))

@@ -40,6 +40,7 @@ class Scorer:
         self._entries = reward_entries(config)
         self._errors: Counter[str] = Counter()
         self._told: set[str] = set()
+        self._too_slow_together: set[int] = set()
         self._pool = RewardPool(self._entries, workers=config.num_workers, timeout_s=config.timeout_s)
 
     async def score(self, group: Group) -> ScoredGroup | None:
@@ -89,13 +90,21 @@ class Scorer:
         }
 
     async def _outcomes(self, entry: int, inputs: Sequence[dict[str, Any]]) -> list[Outcome]:
+        if len(inputs) > 1 and entry in self._too_slow_together:
+            return await self._alone(entry, inputs)
         answer = await self._pool.call(entry, inputs)
         if not isinstance(answer, CallFault):
             return answer
         if len(inputs) == 1:
             return [Outcome(fault=answer.fault, detail=answer.detail)]
-        alone = await asyncio.gather(*(self._outcomes(entry, [x]) for x in inputs))
-        return [outcome for outcomes in alone for outcome in outcomes]
+        outcomes = await self._alone(entry, inputs)
+        if answer.fault == "timeout" and all(o.fault != "timeout" for o in outcomes):
+            self._too_slow_together.add(entry)  # no sample hangs, the limit just does not suffice for so many
+        return outcomes
+
+    async def _alone(self, entry: int, inputs: Sequence[dict[str, Any]]) -> list[Outcome]:
+        outcomes = await asyncio.gather(*(self._outcomes(entry, [x]) for x in inputs))
+        return [outcome for [outcome] in outcomes]
 
     def _report(self, prompt: Prompt, response: str, outcomes: Sequence[Outcome], kind: str) -> None:
         self._errors[kind] += 1
