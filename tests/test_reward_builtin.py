@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from seerl.reward.answers import boxed, equivalent, final_answer
-from seerl.reward.loading import BUILT_IN
+from seerl.reward.loading import BUILT_IN, Entry, load_reward
 from tests.reward_helpers import group_of, overalls, score_all, scorer_of
 
 
@@ -150,13 +150,10 @@ def test_count_takes_the_last_number_of_the_answer() -> None:
 @pytest.mark.parametrize("name", ["math", "r1v", "dapo"])
 def test_an_example_file_gives_what_the_built_in_of_its_name_gives(name: str) -> None:
     limits = {"max_response_length": 20, "overlong_buffer_length": 10} if name == "dapo" else {}
-    group = group_of("<think>a</think>\\boxed{4}", "\\boxed{4}", "<think>a</think><answer>4</answer>", "x")
-    settings = {"reward_function_kwargs": limits, "on_error": "raise"}
-    with (
-        scorer_of(name, **settings) as built_in,
-        scorer_of(f"examples/reward_function/{name}.py:compute_score", **settings) as example,
-    ):
-        assert score_all(built_in, group)[0].scores == score_all(example, group)[0].scores  # type: ignore[union-attr]
+    example = load_reward(Entry(f"examples/reward_function/{name}.py", "compute_score", name, kwargs=limits))
+    for response in ("<think>a</think>\\boxed{4}", "\\boxed{4}", "<think>a</think>\n<answer>4</answer>", "x"):
+        row = {"response": response, "response_length": len(response), "ground_truth": "4"}
+        assert example.function([row], **limits) == [score(name, response, length=len(response), **limits)]
 
 
 def test_every_built_in_has_its_module() -> None:

@@ -84,16 +84,16 @@ def test_a_slow_function_is_given_its_time_limit_per_sample_where_a_group_takes_
     def main(reward_input):
         with open(reward_input["extra"]["log"], "a") as log:
             log.write(reward_input["response"])
-        time.sleep(0.6)
+        time.sleep(0.5)
         return 1.0
     """
     log = tmp_path / "log"
-    group = group_of("a", "b", "c", columns={"log": str(log)})
-    with scorer_of(write(tmp_path, code), timeout_s=1) as scorer:
-        assert overalls(scorer, group) == [1.0, 1.0, 1.0]
+    group = group_of("a", "b", columns={"log": str(log)})
+    with scorer_of(write(tmp_path, code), timeout_s=0.9) as scorer:
+        assert overalls(scorer, group) == [1.0, 1.0]
         log.write_text("")
-        assert overalls(scorer, group) == [1.0, 1.0, 1.0]
-    assert sorted(log.read_text()) == ["a", "b", "c"]  # not tried together a second time
+        assert overalls(scorer, group) == [1.0, 1.0]
+    assert sorted(log.read_text()) == ["a", "b"]  # not tried together a second time
 
 
 def test_with_skip_a_faulty_completion_leaves_its_group_and_an_empty_group_is_none(tmp_path: Path) -> None:
