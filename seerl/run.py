@@ -124,6 +124,8 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
         config,
         engine_name,
         module=policy.module,
+        device=device,
+        max_images=max(loader.max_images, validation_set.max_images if validation_set else 0),
         end_token_ids=end_token_ids(config, policy.module, tokenizer),
         banned_token_ids=policy.banned,
     )

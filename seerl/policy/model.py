@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,10 +187,7 @@ def _remove_dropout(module: torch.nn.Module) -> None:
                 setattr(part, name, 0.0)
 
 
-def named_weights(module: torch.nn.Module, exclude: Sequence[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers by their `state_dict` names, tied ones once."""
-    seen: set[int] = set()
+def named_weights(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers by their `state_dict` names; tied ones under each of their names."""
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen and name not in exclude:
-            seen.add(id(tensor))
-            yield name, tensor.detach()
+        yield name, tensor.detach()

@@ -43,8 +43,10 @@ def make_engine(
     name: str,
     *,
     module: torch.nn.Module,
+    device: torch.device,
     end_token_ids: Sequence[int],
     banned_token_ids: Sequence[int],
+    max_images: int,
 ) -> RolloutEngine:
     """Builds the engine `name` for the policy's `module`, which the transformers engine samples from
     itself."""
@@ -52,7 +54,11 @@ def make_engine(
         from seerl.rollout.vllm_engine import VllmEngine
 
         return VllmEngine(
-            config, module=module, end_token_ids=end_token_ids, banned_token_ids=banned_token_ids
+            config,
+            device=device,
+            end_token_ids=end_token_ids,
+            banned_token_ids=banned_token_ids,
+            max_images=max_images,
         )
     return TransformersEngine(
         module,
