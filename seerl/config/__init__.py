@@ -1,5 +1,18 @@
 """The configuration: its schema, how it is read, and what must hold before anything is loaded."""
 
+from seerl.config.checks import Report, check_config, check_or_raise
+from seerl.config.explain import describe, explain
+from seerl.config.loading import Loaded, dump_config, load_config
 from seerl.config.schema import Config
 
-__all__ = ["Config"]
+__all__ = [
+    "Config",
+    "Loaded",
+    "Report",
+    "check_config",
+    "check_or_raise",
+    "describe",
+    "dump_config",
+    "explain",
+    "load_config",
+]

@@ -1,8 +1,8 @@
 """Sampling with vLLM in this process. The only file that knows vLLM; written for 0.26 to 0.33.
 
-The engine loads the model as any vLLM would, for buffers that no weight update touches; the trainer's weights are
-put in place before it is first asked. It shares the device with the policy and gives its memory back while that
-trains (`sleep`).
+The engine loads the model as any vLLM would, for buffers that no weight update touches; the trainer's weights
+are put in place before it is first asked. It shares the device with the policy and gives its memory back
+while that trains (`sleep`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class VllmEngine:
         return self._version
 
     async def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncIterator[Sampled]:
-        """See `RolloutEngine.generate`. A prompt's n answers come together, its images are read once for all."""
+        """See `RolloutEngine.generate`. A prompt's n answers come together, its images are read once for
+        all."""
         waiting: dict[str, Prompt] = {}
         try:
             for prompt in prompts:
@@ -103,7 +104,9 @@ class VllmEngine:
                             yield Sampled(prompt, answer.index, self._completion(answer, sampling))
                 await asyncio.sleep(0)
         finally:
-            if self._engine.has_unfinished_requests():  # an interrupted step: nothing may be left for the next
+            if (
+                self._engine.has_unfinished_requests()
+            ):  # an interrupted step: nothing may be left for the next
                 self._engine.abort_request(list(waiting))
                 while self._engine.has_unfinished_requests():
                     self._engine.step()
@@ -130,7 +133,9 @@ class VllmEngine:
         ids = np.array(answer.token_ids, dtype=np.int64)
         logprobs = None
         if answer.logprobs is not None and not _truncates(sampling):
-            values = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+            values = [
+                step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)
+            ]
             logprobs = np.array(values, dtype=np.float32)
         return Completion(
             token_ids=ids,
@@ -176,7 +181,9 @@ def engine_arguments(config: Config, *, max_images: int, can_sleep: bool) -> dic
     rollout, data, model = config.worker.rollout, config.data, config.worker.actor.model
     length = rollout.max_model_len or data.max_prompt_length + data.max_response_length
     if rollout.tensor_parallel_size > 1:
-        log.info("worker.rollout.tensor_parallel_size=%d: one device, so 1 is used", rollout.tensor_parallel_size)
+        log.info(
+            "worker.rollout.tensor_parallel_size=%d: one device, so 1 is used", rollout.tensor_parallel_size
+        )
     arguments: dict[str, Any] = {
         "model": model.model_path,
         "tokenizer": model.tokenizer_path or model.model_path,
@@ -205,8 +212,8 @@ def engine_arguments(config: Config, *, max_images: int, can_sleep: bool) -> dic
 def _overrides(override_config: dict[str, Any], *, untie: bool) -> Callable[[Any], Any]:
     """The user's changes to the model's configuration.
 
-    On the CPU vLLM keeps a repacked copy of the output layer, which a weight update reaches only where the layer
-    is not tied to the embedding.
+    On the CPU vLLM keeps a repacked copy of the output layer, which a weight update reaches only where the
+    layer is not tied to the embedding.
     """
 
     def apply(config: Any) -> Any:
@@ -264,7 +271,8 @@ def _replace_weights(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -
 
 
 def _banning(banned: Sequence[int]) -> type:
-    """A batch-wide logits processor that takes these tokens' probability away before anything is normalised."""
+    """A batch-wide logits processor that takes these tokens' probability away before anything is
+    normalised."""
     from vllm.v1.sample.logits_processor import LogitsProcessor
 
     ids = list(banned)

@@ -15,7 +15,8 @@ from seerl.types import Generation
 
 
 class TensorboardTracker:
-    """Scalars, and answers as text with their images. A resumed run hides the steps it repeats (purge_step)."""
+    """Scalars, and answers as text with their images. A resumed run hides the steps it repeats
+    (purge_step)."""
 
     def __init__(self, info: RunInfo) -> None:
         base = os.environ.get("TENSORBOARD_DIR")

@@ -12,7 +12,8 @@ class Tracker(Protocol):
     """One destination for metrics and validation answers. Only the driver logs."""
 
     run_id: str | None
-    """Names the tracked run to the tracker, so that a resumed training continues it; None where there is none."""
+    """Names the tracked run to the tracker, so that a resumed training continues it; None where there is
+    none."""
 
     def stage(self, name: str) -> None:
         """Shows what the run is doing now; most trackers have no place for it."""
