@@ -1,12 +1,13 @@
-"""A whole training step beside TRL's GRPOTrainer: same model, prompts, samples and lengths, alternating in one run.
+"""A whole training step beside TRL's GRPOTrainer: same model, prompts, samples and lengths, alternating in
+one run.
 
     pip install trl==1.16.0
     python -m benchmarks.step_beside_trl [--rounds 3] [--steps 6] [--prompts 16] [--n 8] [--tokens 16]
 
-Both sample with transformers from a Qwen2.5-VL of two million parameters on pictures of 84x84 (fp32, CPU), every
-answer exactly TOKENS long, score answers with a trivial function, take one on-policy optimizer step without KL.
-A step's time is from one step's end to the next; the first step of each round is left out. Prints a table, writes
-JSON to benchmarks/results/.
+Both sample with transformers from a Qwen2.5-VL of two million parameters on pictures of 84x84 (fp32, CPU),
+every answer exactly TOKENS long, score answers with a trivial function, take one on-policy optimizer step
+without KL. A step's time is from one step's end to the next; the first step of each round is left out. Prints
+a table, writes JSON to benchmarks/results/.
 """
 
 from __future__ import annotations
