@@ -7,9 +7,11 @@ are in `checks.py`; so is the list of values that this version knows but does no
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from seerl.config.frozen import FrozenDict, Mapping
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 TrackerName = Literal["console", "file", "wandb", "swanlab", "tensorboard", "mlflow", "trackio"]
@@ -18,17 +20,37 @@ TrackerName = Literal["console", "file", "wandb", "swanlab", "tensorboard", "mlf
 class Section(BaseModel):
     """Frozen after loading; unknown keys are errors; the text under a key is its documentation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = _types_in(annotation)
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError("a number is expected")
+        return value
+
+
+def _types_in(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    return {annotation}.union(*(_types_in(inner) for inner in get_args(annotation)))
 
 
 class DataConfig(Section):
     """The data sets and how their rows become prompts."""
 
-    train_files: str | list[str] = ""
+    train_files: str | tuple[str, ...] = ""
     """`org/name@split` on the Hugging Face Hub (ModelScope with USE_MODELSCOPE_HUB=1), a local parquet, json,
     jsonl, csv or arrow file, or a folder of them; `@split` is optional (train). A comma list or YAML list
     joins several; an optional `*weight` behind an entry sets the mix."""
-    val_files: str | list[str] = ""
+    val_files: str | tuple[str, ...] = ""
     """The validation data, given like train_files; empty: no validation."""
     prompt_key: str = "prompt"
     """Column of the prompt: text with an `<image>` for each image, or a list of chat messages."""
@@ -107,9 +129,9 @@ class AlgorithmConfig(Section):
     """Weight of the KL; 0: no reference model."""
     kl_type: Literal["fixed", "adaptive"] = "fixed"
     """Whether kl_coef moves so that the KL in the reward nears kl_target."""
-    kl_horizon: float = Field(10000.0, gt=0)
+    kl_horizon: float = Field(10000.0, ge=0)
     """Samples over which the adaptive controller moves."""
-    kl_target: float = Field(0.1, gt=0)
+    kl_target: float = Field(0.1, ge=0)
     """KL that the adaptive controller aims at."""
     online_filtering: bool = False
     """Keep a group only where filter_low < its mean filter_key < filter_high; generate more until the batch
@@ -151,9 +173,9 @@ class LoraConfig(Section):
     """Rank of the adapters; 0: all weights are trained."""
     alpha: int = Field(64, gt=0)
     """Scale of the adapters, over rank."""
-    target_modules: str | list[str] = "all-linear"
+    target_modules: str | tuple[str, ...] = "all-linear"
     """Modules that get adapters."""
-    exclude_modules: str | list[str] | None = None
+    exclude_modules: str | tuple[str, ...] | None = None
     """Pattern or names of modules that get none."""
 
 
@@ -164,7 +186,7 @@ class ModelConfig(Section):
     """Folder or hub id of a causal or image-text model."""
     tokenizer_path: str | None = None
     """Folder or hub id of tokenizer and processor; null: model_path."""
-    override_config: dict[str, Any] = {}
+    override_config: Mapping = FrozenDict()
     """Values that replace those of the model's config.json."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
@@ -355,17 +377,17 @@ class RolloutConfig(Section):
     """vLLM does not log its statistics."""
     disable_tqdm: bool = False
     """Accepted for EasyR1's configurations; generation shows no bar of its own."""
-    val_override_config: dict[str, Any] = {}
+    val_override_config: Mapping = FrozenDict()
     """Sampling of validation where it differs: temperature, top_p, top_k, n, max_tokens, seed, ignore_eos."""
 
 
 class RewardConfig(Section):
     """How answers are scored."""
 
-    reward_function: str | list[dict[str, Any]] | None = None
+    reward_function: str | tuple[Mapping, ...] | None = None
     """`FILE:NAME` (NAME defaults to main), the name of a built-in reward, or a list of {function, weight,
     name, kwargs} whose weighted sum is the reward."""
-    reward_function_kwargs: dict[str, Any] = {}
+    reward_function_kwargs: Mapping = FrozenDict()
     """Passed to the function."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the response that the function gets."""
@@ -405,11 +427,11 @@ class TrainerConfig(Section):
     """Groups runs in trackers and folders."""
     experiment_name: str = Field("demo", min_length=1)
     """Names the run; the same name resumes it."""
-    logger: list[TrackerName] = ["console"]
+    logger: tuple[TrackerName, ...] = ("console",)
     """The trackers."""
     nnodes: int = Field(1, gt=0)
     """Machines."""
-    n_gpus_per_node: int | Literal["auto"] = "auto"
+    n_gpus_per_node: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """GPUs per machine; auto: what the machine has; 0: the CPU."""
     max_try_make_batch: int = Field(20, ge=-1)
     """Rounds of generation to fill a filtered batch; -1: no limit."""

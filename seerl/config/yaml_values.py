@@ -1,0 +1,63 @@
+"""YAML as people mean it in configurations: 1e-6 is a number, and a date stays text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+import yaml
+
+_FLOAT = re.compile(
+    r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
+        |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?\.(?:inf|Inf|INF)
+        |\.(?:nan|NaN|NAN))$""",
+    re.VERBOSE,
+)
+_TAG = "tag:yaml.org,2002:"
+_RESOLVERS = {
+    first: [(tag, rule) for tag, rule in rules if tag not in (f"{_TAG}float", f"{_TAG}timestamp")]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_NULL = ("None", "none")
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: list(rules) for first, rules in _RESOLVERS.items()
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: list(rules) for first, rules in _RESOLVERS.items()
+    }
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+0123456789."))
+
+
+def read_yaml(text: str) -> Any:
+    """The value of YAML text. Python's None is read as null where it stands alone.
+
+    Raises:
+        ValueError: text that is not YAML, or nested too deeply.
+    """
+    if text.strip() in _NULL:
+        return None
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def write_yaml(value: Any) -> str:
+    """YAML that `read_yaml` reads back to the same value, keys in their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
