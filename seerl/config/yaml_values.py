@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -24,21 +24,18 @@ _NULL = ("None", "none")
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: list(rules) for first, rules in _RESOLVERS.items()
-    }
+    """Reads plain data only, by the resolvers below."""
 
 
 class _Dumper(yaml.SafeDumper):
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: list(rules) for first, rules in _RESOLVERS.items()
-    }
+    """Quotes what `_Loader` would take for something else; writes no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
 
 for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {first: list(rules) for first, rules in _RESOLVERS.items()}
     _class.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+0123456789."))
 
 
