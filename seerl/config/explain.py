@@ -1,4 +1,4 @@
-"""The schema as text: one key, a section, a whole resolved configuration, the reference page."""
+"""The schema as text: one key, a section, or a whole resolved configuration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explain(key: str) -> str:
         )
     field = keys[key]
     if is_section(field):
-        lines = [f"  {name.rpartition('.')[2]:<45} {_short(name)}" for name in _children(key)]
+        lines = [f"  {name.rpartition('.')[2]:<45} {_short(name)}" for name in children(key)]
         return "\n".join([f"{key}: {meaning(field)}", *lines])
     return "\n".join(
         [key, f"  {meaning(field)}", f"  allowed: {allowed(field)}", f"  default: {default_text(field)}"]
@@ -66,37 +66,11 @@ def memory_table(config: Config) -> str:
     return "\n".join(["Memory per device, about:", *lines, total])
 
 
-def markdown() -> str:
-    """The text of docs/configuration.md: every key, a table per section."""
-    keys = known_keys()
-    out = [
-        "# Configuration",
-        "",
-        "Made from the schema with `python -m seerl.config.explain > docs/configuration.md`;",
-        "`seerl explain KEY` prints one key. A command line is `config=FILE key.path=value ...`: the file",
-        "first, then the overrides, later ones over earlier ones. Values are YAML.",
-    ]
-    for section, field in keys.items():
-        inside = [key for key in _children(section) if not is_section(keys[key])]
-        if not inside:
-            continue
-        out += ["", f"## {section}", "", meaning(field), "", "| key | allowed | default | meaning |"]
-        out.append("|---|---|---|---|")
-        for key in inside:
-            cells = (allowed(keys[key]), f"`{default_text(keys[key])}`", meaning(keys[key]))
-            row = " | ".join(cell.replace("|", "\\|") for cell in cells)
-            out.append(f"| `{key.rpartition('.')[2]}` | {row} |")
-    return "\n".join(out) + "\n"
-
-
-def _children(section: str) -> list[str]:
+def children(section: str) -> list[str]:
+    """The keys directly under a section, in the order of the schema."""
     return [key for key in known_keys() if key.rpartition(".")[0] == section]
 
 
 def _short(key: str) -> str:
     field = known_keys()[key]
     return "(section)" if is_section(field) else default_text(field)
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")
