@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from seerl.config.deprecated import replace_deprecated
 from seerl.config.keys import accepts, allowed, choices, is_section, known_keys, nearest_key
@@ -54,12 +55,16 @@ def load_config(args: Sequence[str]) -> Loaded:
                 overrides = _merged(overrides, _current(_override(key, text), notes))
         except ValueError as error:
             problems.append(str(error))
-    values = _resolved(_merged(files, overrides), problems)
+    defaults = Config().model_dump(mode="json")  # an interpolation may name a key that nobody set
+    read_well = len(problems)
+    values = _resolved(_merged(defaults, _merged(files, overrides)), problems)
     config = None
     try:
         config = Config.model_validate(_unquoted(values, Config))
     except ValidationError as error:
-        problems += dict.fromkeys(_problem(detail) for detail in error.errors())
+        told = "${" if len(problems) > read_well else None
+        details = [d for d in error.errors() if told is None or told not in str(d["input"])]
+        problems += dict.fromkeys(map(_problem, details))
     if problems or config is None:
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise UserError(f"the configuration has {count}:\n" + "\n".join(f"  - {p}" for p in problems))
@@ -83,31 +88,31 @@ def _read_file(name: str) -> dict[str, Any]:
         raise ValueError(f"config={name}: not a YAML file ({error})") from None
     if read is not None and not isinstance(read, dict):
         raise ValueError(f"config={name}: sections (data:, worker:, ...) are expected at its top")
-    return _with_text_keys(read or {})
-
-
-def _with_text_keys(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
-    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
+    return read or {}
 
 
 def _override(key: str, text: str) -> dict[str, Any]:
-    """The override as nested mappings. Where text is expected, what looks like a number stays text."""
+    """The override as nested mappings. Its value is YAML, or where text is expected, what was typed."""
     if not all(key.split(".")):
         raise ValueError(f"{key}={text}: a part of the key is empty")
     field = known_keys().get(key)
     try:
-        value = _with_text_keys(read_yaml(text))
+        typed = field is not None and _is_text(text.strip(), field)
+        value = text if typed else read_yaml(text)
     except ValueError as error:
-        if field is None or not accepts(field, str):
-            raise ValueError(f"{key}={text}: not a YAML value ({error})") from None
-        value = text
-    if field is not None and accepts(field, str) and isinstance(value, bool | int | float):
-        value = text
+        raise ValueError(f"{key}={text}: not a YAML value ({error})") from None
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)
+
+
+def _is_text(text: str, field: FieldInfo) -> bool:
+    """Whether the value is meant as typed: not null, not quoted, no list or mapping where one may be."""
+    if not accepts(field, str) or (accepts(field, type(None)) and text in ("", "~", "null", "None")):
+        return False
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    container = {"[": tuple, "{": dict}.get(text[:1])
+    return not quoted and not (container and accepts(field, container))
 
 
 def _current(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -165,7 +170,7 @@ def _unquoted(values: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
 
 def _read_again(text: str) -> Any:
     try:
-        return _with_text_keys(read_yaml(text))
+        return read_yaml(text)
     except ValueError:
         return text
 

@@ -20,7 +20,6 @@ _RESOLVERS = {
     first: [(tag, rule) for tag, rule in rules if tag not in (f"{_TAG}float", f"{_TAG}timestamp")]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_NULL = ("None", "none")
 
 
 class _Loader(yaml.SafeLoader):
@@ -40,19 +39,25 @@ for _class in (_Loader, _Dumper):
 
 
 def read_yaml(text: str) -> Any:
-    """The value of YAML text. Python's None is read as null where it stands alone.
+    """The value of YAML text, its keys as text. Python's None is read as null where it stands alone.
 
     Raises:
         ValueError: text that is not YAML, or nested too deeply.
     """
-    if text.strip() in _NULL:
+    if text.strip() == "None":
         return None
     try:
-        return yaml.load(text, _Loader)
+        return _with_text_keys(yaml.load(text, _Loader))
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(inner) for key, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 def write_yaml(value: Any) -> str:
