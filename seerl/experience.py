@@ -116,11 +116,12 @@ def _filtered(config: AlgorithmConfig, group: ScoredGroup) -> tuple[bool, str]:
 
 def _unfilled(config: Config, kept: int, dropped: Counter[str]) -> str:
     reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common() if count)
+    bounds = config.algorithm
     return (
-        f"online filtering kept {kept} of the {config.data.rollout_batch_size} groups a step needs "
-        f"in {config.trainer.max_try_make_batch} rounds (dropped: {reasons}). Groups are kept where "
-        f"{config.algorithm.filter_low} < mean {config.algorithm.filter_key} < "
-        f"{config.algorithm.filter_high}: widen that range, use easier or harder data, raise trainer.max_try_make_batch (-1: no limit), or set "
+        f"online filtering kept {kept} of the {config.data.rollout_batch_size} groups a step needs in "
+        f"{config.trainer.max_try_make_batch} rounds (dropped: {reasons}). Groups are kept where "
+        f"{bounds.filter_low} < mean {bounds.filter_key} < {bounds.filter_high}: widen that range, use easier "
+        "or harder data, raise trainer.max_try_make_batch (-1: no limit), or set "
         "algorithm.online_filtering=false"
     )
 

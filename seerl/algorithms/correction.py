@@ -1,8 +1,8 @@
 """Where engine and trainer disagree on probabilities: importance weights between them, and how far apart they
 are.
 
-w = exp(q - b) per token, with q the trainer's log-probability at the start of the step and b the engine's as it
-sampled. Truncated importance sampling (`tis`) bounds the weights, masked (`mis`, IcePop) drops what lies
+w = exp(q - b) per token, with q the trainer's log-probability at the start of the step and b the engine's as
+it sampled. Truncated importance sampling (`tis`) bounds the weights, masked (`mis`, IcePop) drops what lies
 outside [1/cap, cap]; `seq_*` use a response's product of w, `geo_mis` its geometric mean.
 """
 

@@ -208,14 +208,11 @@ def _written_whole(partial: Path, final: Path) -> Iterator[None]:
 def _disk_message(error: OSError, final: Path) -> str:
     folder = final.parent if final.parent.exists() else Path()
     free = shutil.disk_usage(folder).free / 2**30
-    what = (
-        "the disk is full"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        else os.strerror(error.errno or 0)
-    )
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    what = "the disk is full" if full else os.strerror(error.errno or 0)
     return (
-        f"checkpoint {final} could not be written: {what} ({free:.2f} GiB free). "
-        "Earlier checkpoints are intact. Free space, lower trainer.save_limit, set trainer.save_model_only=true or another "
+        f"checkpoint {final} could not be written: {what} ({free:.2f} GiB free). Earlier ones are intact. "
+        "Free space, lower trainer.save_limit, set trainer.save_model_only=true or another "
         "trainer.save_checkpoint_path, then run the same command again to resume"
     )
 

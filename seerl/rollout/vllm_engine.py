@@ -67,6 +67,7 @@ class VllmEngine:
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            self._engine: Any  # vLLM's types differ from release to release
             arguments = engine_arguments(config, max_images=max_images, can_sleep=self._can_sleep)
             try:
                 self._engine = LLMEngine.from_engine_args(

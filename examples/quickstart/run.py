@@ -1,0 +1,53 @@
+"""`make quickstart`: makes the data and the base model, trains it by GRPO, and shows what it has learned.
+
+    python -m examples.quickstart.run [key=value ...]
+
+Further arguments go to `seerl train`. Everything lands in runs/quickstart.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from examples.quickstart.make_base import make_base, print_progress
+from examples.quickstart.training import ROOT, console, show, show_answers, show_paths, train
+from examples.quickstart.warm_up import read_rows
+from seerl.data.synthetic import GUESS_RATES, KINDS, kind_of, write_data
+
+NEXT = """What to try next
+  seerl train config=examples/quickstart/config.yaml worker.rollout.n=4 trainer.max_steps=400 \\
+      trainer.save_checkpoint_path=runs/longer      any key can be set on the command line
+  seerl explain worker.rollout.n                    what a key means
+  examples/easy_vqa/run.sh                          the same on a public data set
+  examples/config.yaml                              a real model on a GPU"""
+
+
+def main() -> None:
+    os.chdir(ROOT)
+    folder = (ROOT / "runs" / "quickstart").relative_to(ROOT)
+    data, base = folder / "data", folder / "base"
+    if not (data / "train.parquet").exists():
+        console.print("Drawing pictures and questions ...")
+        write_data(data)
+    if not (base / "model.safetensors").exists():
+        console.print("Teaching a new model the first steps (supervised, about half a minute) ...")
+        start = time.perf_counter()
+        made = base.with_name("base.partial")
+        progress = make_base(made, data / "train.parquet", report=print_progress)
+        made.rename(base)
+        console.print(f"Stopped after {progress.step} steps, {time.perf_counter() - start:.0f} s.")
+    kinds = [kind_of(row["problem"]) for row in read_rows(data / "validation.parquet")]
+    console.print("Now reinforcement learning: seerl train config=examples/quickstart/config.yaml")
+    config = ROOT / "examples" / "quickstart" / "config.yaml"
+    summary = train(folder, config.relative_to(ROOT), sys.argv[1:], kinds)
+    guesses = {**GUESS_RATES, "all": sum(GUESS_RATES.values()) / len(KINDS)}
+    show("Held-out pictures: right answers, sampled at temperature 1", summary, guesses)
+    show_answers(folder, summary)
+    show_paths(summary)
+    console.print(NEXT, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

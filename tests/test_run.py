@@ -1,0 +1,245 @@
+"""Whole runs as a user starts them: they learn, resume exactly, stop when told, and say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from seerl.checkpoint.store import STATE
+from tests.runs import ROOT, arguments, environment, metrics, seerl
+
+SAME = (
+    "actor/pg_loss",
+    "actor/grad_norm",
+    "reward/overall",
+    "actor/entropy_loss",
+    "actor/lr",
+    "response_length/mean",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_qwen2_5_vl: Path) -> Path:
+    """A whole run of six steps that was never interrupted, saved every second step."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = seerl(
+        "train", *arguments(folder, tiny_qwen2_5_vl, **{"trainer.max_steps": 6, "trainer.save_freq": 2})
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_logs_every_step_and_leaves_checkpoints(finished: Path) -> None:
+    run = finished / "run"
+    logged = metrics(run)
+    assert sorted(logged) == [1, 2, 3, 4, 5, 6]
+    for name in (
+        "actor/pg_loss",
+        "actor/entropy_loss",
+        "actor/pg_clipfrac_higher",
+        "actor/pg_clipfrac_lower",
+        "actor/ppo_kl",
+        "actor/grad_norm",
+        "actor/lr",
+        "critic/score/mean",
+        "critic/rewards/max",
+        "critic/advantages/min",
+        "response_length/clip_ratio",
+        "prompt_length/mean",
+        "reward/accuracy",
+        "timing_s/gen",
+        "timing_s/reward",
+        "timing_s/update_actor",
+        "timing_s/sync",
+        "timing_s/step",
+        "timing_per_token_ms/gen",
+        "perf/throughput",
+        "perf/total_num_tokens",
+        "perf/cpu_memory_used_gb",
+        "rollout/logprob_diff_max",
+    ):
+        assert name in logged[3], name
+    assert sorted(p.name for p in run.glob("global_step_*")) == [
+        "global_step_2",
+        "global_step_4",
+        "global_step_6",
+    ]
+    assert not list(run.glob(".*partial*"))
+    assert json.loads((run / "checkpoint_tracker.json").read_text())["last_global_step"] == 6
+
+
+def test_engine_and_trainer_agree_on_probabilities(finished: Path) -> None:
+    assert all(step["rollout/logprob_diff_max"] < 1e-4 for step in metrics(finished / "run").values())
+    assert all(step["actor/ppo_kl"] == 0 for step in metrics(finished / "run").values())
+
+
+def test_killed_at_any_step_and_run_again_gives_the_same_later_steps(
+    finished: Path, tmp_path: Path, tiny_qwen2_5_vl: Path
+) -> None:
+    args = arguments(tmp_path, tiny_qwen2_5_vl, **{"trainer.max_steps": 6, "trainer.save_freq": 2})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "seerl.cli", "train", *args],
+        env=environment(),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for_step(tmp_path / "run", 3, process)
+    process.kill()
+    process.wait()
+    again = seerl("train", *args)
+    assert again.returncode == 0, again.stderr
+    whole, resumed = metrics(finished / "run"), metrics(tmp_path / "run")
+    for step in range(3, 7):
+        for name in SAME:
+            assert resumed[step][name] == pytest.approx(whole[step][name], rel=1e-6, abs=1e-9), (step, name)
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        if (run / "metrics.jsonl").exists() and step in metrics(run):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached")
+
+
+def test_ctrl_c_saves_says_where_and_exits_130(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:
+    args = arguments(tmp_path, tiny_qwen2_5_vl, **{"trainer.max_steps": 500})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "seerl.cli", "train", *args],
+        env=environment(),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_step(tmp_path / "run", 2, process)  # type: ignore[arg-type]
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    saved = list((tmp_path / "run").glob("global_step_*"))
+    assert len(saved) == 1
+    assert str(saved[0]) in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_finished_run_started_again_trains_no_further(finished: Path, tiny_qwen2_5_vl: Path) -> None:
+    before = metrics(finished / "run")
+    args = arguments(finished, tiny_qwen2_5_vl, **{"trainer.max_steps": 6, "trainer.save_freq": 2})
+    assert seerl("train", *args).returncode == 0
+    assert metrics(finished / "run") == before
+
+
+def test_export_is_a_folder_that_transformers_loads_with_the_trained_weights(
+    finished: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "exported"
+    done = seerl("export", str(finished / "run"), str(out))
+    assert done.returncode == 0, done.stderr
+    model = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
+    assert AutoProcessor.from_pretrained(out).tokenizer.eos_token == "<|im_end|>"
+    trained = {name: torch.zeros_like(t) for name, t in model.state_dict().items()}
+    dcp.load({"model": trained}, checkpoint_id=finished / "run" / "global_step_6" / STATE, no_dist=True)
+    for name, tensor in trained.items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, msg=name)
+    again = seerl("export", str(finished / "run"), str(out))
+    assert again.returncode == 2
+    assert "not empty" in again.stderr
+
+
+def test_model_only_checkpoints_are_resumed_as_weights_alone_and_said_so(
+    tmp_path: Path, tiny_qwen2_5_vl: Path
+) -> None:
+    settings = {"trainer.max_steps": 2, "trainer.save_model_only": "true"}
+    assert seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **settings)).returncode == 0
+    more = seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **{**settings, "trainer.max_steps": 3}))
+    assert more.returncode == 0, more.stderr
+    assert "weights only" in more.stdout + more.stderr
+    assert sorted(metrics(tmp_path / "run")) == [1, 2, 3]
+
+
+def test_off_policy_steps_kl_loss_and_text_only_models_run(tmp_path: Path, tiny_qwen2: Path) -> None:
+    args = arguments(
+        tmp_path,
+        tiny_qwen2,
+        **{
+            "trainer.max_steps": 2,
+            "worker.actor.global_batch_size": 2,
+            "worker.actor.ppo_epochs": 2,
+            "algorithm.disable_kl": "false",
+            "algorithm.use_kl_loss": "true",
+            "algorithm.kl_penalty": "low_var_kl",
+            "algorithm.kl_coef": 0.01,
+            "data.val_files": '""',
+        },
+    )
+    rows = tmp_path / "text.jsonl"
+    rows.write_text(
+        "\n".join(json.dumps({"problem": f"What is {i} + 1?", "answer": i + 1}) for i in range(12))
+    )
+    done = seerl("train", *args, f"data.train_files={rows}")
+    assert done.returncode == 0, done.stderr
+    logged = metrics(tmp_path / "run")
+    assert logged[1]["actor/kl_loss"] >= 0
+    assert logged[2]["actor/kl_loss"] > 0
+    assert logged[1]["timing_s/old"] > 0
+    assert logged[1]["timing_s/ref"] > 0
+    assert abs(logged[2]["actor/ppo_kl"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data.train_files": "nowhere.parquet"}, ["nowhere.parquet"]),
+        ({"data.prompt_key": "question"}, ["question", "problem", "answer", "images"]),
+        (
+            {"worker.actor.global_batch_size": 3},
+            ["worker.actor.global_batch_size", "data.rollout_batch_size", "2", "4"],
+        ),
+        ({"worker.rollout.n": 1}, ["worker.rollout.n", "grpo"]),
+        ({"trainer.n_nodes": 2}, ["trainer.nnodes"]),
+        ({"trainer.n_gpus_per_node": 4}, ["trainer.n_gpus_per_node", "0 GPU"]),
+        ({"data.rollout_batch_size": 400, "worker.actor.global_batch_size": 400}, ["400", "20"]),
+        ({"worker.actor.model.model_path": "/nowhere/model"}, ["/nowhere/model"]),
+        ({"trainer.load_checkpoint_path": "/nowhere/global_step_7"}, ["/nowhere/global_step_7"]),
+        ({"algorithm.filter_key": "beauty", "algorithm.online_filtering": "true"}, ["beauty", "accuracy"]),
+    ],
+)
+def test_a_mistake_is_one_clear_message_and_exit_code_2(
+    tmp_path: Path, tiny_qwen2_5_vl: Path, change: dict[str, object], said: list[str]
+) -> None:
+    done = seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **change))
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for words in said:
+        assert words in done.stderr, done.stderr
+
+
+def test_a_model_folder_without_weights_is_refused(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_qwen2_5_vl, bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    done = seerl("train", *arguments(tmp_path, bare))
+    assert done.returncode == 2
+    assert "no weights" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reward_file_with_a_syntax_error_is_refused_with_its_line(
+    tmp_path: Path, tiny_qwen2_5_vl: Path
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("def main(reward_inputs)\n    return []\n")
+    done = seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **{"worker.reward.reward_function": broken}))
+    assert done.returncode == 2
+    assert "broken.py" in done.stderr
+    assert "Traceback" not in done.stderr
