@@ -122,7 +122,8 @@ worker:
   rollout: {tensor_parallel_size: 2, gpu_memory_utilization: 0.7, n: 5, enable_chunked_prefill: true}
   ref: {offload: {param_offload: true}}
   reward: {compute_score: math}
-trainer: {total_episodes: 15, logger: [console, wandb], n_gpus_per_node: 8, nnodes: 1, save_freq: 5, test_freq: 5}
+trainer: {total_episodes: 15, logger: [console, wandb], n_gpus_per_node: 8, nnodes: 1, save_freq: 5,
+  test_freq: 5}
 """
 
 

@@ -16,6 +16,8 @@ from pydantic import ValidationError
 
 from seerl.config import Config, dump_config, load_config
 from seerl.config.keys import known_keys
+from seerl.config.loading import _escaped, _resolved
+from seerl.config.yaml_values import read_yaml, write_yaml
 from seerl.errors import UserError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -180,20 +182,13 @@ def test_what_is_dumped_loads_to_the_same_configuration(tmp_path: Path) -> None:
     assert load_config([config_file(tmp_path, dump_config(config))]).config == config
 
 
-@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
-@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@settings(max_examples=200, deadline=None)
 def test_any_text_survives_dumping(text: str) -> None:
-    base = load_config([]).config
-    config = base.model_copy(update={"data": base.data.model_copy(update={"system_prompt": text})})
-    read = load_config([])
-    from seerl.config.loading import _resolved
-    from seerl.config.yaml_values import read_yaml
-
     problems: list[str] = []
-    values = _resolved(read_yaml(dump_config(config)), problems)
-    assert not problems
-    assert values["data"]["system_prompt"] == text
-    assert read.config == base
+    written = write_yaml(_escaped({"data": {"system_prompt": text}}))
+    assert _resolved(read_yaml(written), problems) == {"data": {"system_prompt": text}}
+    assert problems == []
 
 
 KEYS = [*known_keys(), "config", "trainer.n_nodes", "", "a.b", "data."]
@@ -212,7 +207,7 @@ VALUES = st.one_of(
         st.one_of(st.text(max_size=12), st.tuples(st.sampled_from(KEYS), VALUES).map("=".join)), max_size=5
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_arguments_give_a_configuration_or_a_clear_refusal(args: list[str]) -> None:
     try:
         config = load_config(args).config

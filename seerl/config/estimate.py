@@ -1,8 +1,9 @@
 """How much memory a run takes on one device, by part. An estimate before anything is loaded, not a promise.
 
 Parameters are counted from config.json: embeddings V H (twice if untied), per layer attention
-2 H D (heads + kv_heads) and a gated MLP 3 H I; a vision tower 4 H^2 + 3 H I per layer. In bytes, with P
-parameters, of which T are trained, s bytes per stored and c per computed value, over d devices if sharded:
+2 H D (heads + kv_heads) and a gated MLP 3 H I; a vision tower 4 H^2 + 3 H I per layer, its patch projection
+and the merger of m patches, m H (m H + H_out). In bytes, with P parameters, of which T are trained, s bytes
+per stored and c per computed value, over d devices if sharded:
 
     weights P s / d, gradients T s / d, optimizer 2 T s / d (AdamW's two moments), reference P r / d
     activations  tokens of a micro-batch x (layers H c + 17 H c) with checkpointing: each layer's input and
@@ -104,7 +105,10 @@ def count_parameters(model: dict[str, Any]) -> tuple[int, int] | None:
 def _vision_parameters(vision: dict[str, Any]) -> int:
     hidden, depth = _size(vision, "embed_dim", "hidden_size"), _size(vision, "depth", "num_hidden_layers")
     inner = _size(vision, "intermediate_size") or 4 * hidden
-    return depth * (4 * hidden * hidden + 3 * hidden * inner)
+    patch = 3 * (_size(vision, "temporal_patch_size") or 1) * _size(vision, "patch_size") ** 2 * hidden
+    merged = _size(vision, "spatial_merge_size") ** 2 * hidden
+    merger = merged * (merged + (_size(vision, "out_hidden_size") or hidden))
+    return depth * (4 * hidden * hidden + 3 * hidden * inner) + patch + merger
 
 
 def memory_estimate(config: Config) -> MemoryEstimate | None:

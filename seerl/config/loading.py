@@ -98,12 +98,13 @@ def _override(key: str, text: str) -> dict[str, Any]:
     field = known_keys().get(key)
     try:
         typed = field is not None and _is_text(text.strip(), field)
-        value = text if typed else read_yaml(text)
+        value: Any = text if typed else read_yaml(text)
     except ValueError as error:
         raise ValueError(f"{key}={text}: not a YAML value ({error})") from None
-    for part in reversed(key.split(".")):
+    first, *rest = key.split(".")
+    for part in reversed(rest):
         value = {part: value}
-    return dict(value)
+    return {first: value}
 
 
 def _is_text(text: str, field: FieldInfo) -> bool:
@@ -131,6 +132,8 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def _resolved(values: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Interpolations (`${data.seed}`, `${oc.env:HOME}`) replaced by what they stand for."""
+    if "${" not in repr(values):
+        return values
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
     except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:

@@ -15,6 +15,7 @@ _FLOAT = re.compile(
         |\.(?:nan|NaN|NAN))$""",
     re.VERBOSE,
 )
+_RARE_LINE_ENDS = re.compile("[\r\x85\u2028\u2029]")
 _TAG = "tag:yaml.org,2002:"
 _RESOLVERS = {
     first: [(tag, rule) for tag, rule in rules if tag not in (f"{_TAG}float", f"{_TAG}timestamp")]
@@ -33,6 +34,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Outside double quotes, rare line ends (NEL, U+2028, ...) are read back as spaces.
+    return dumper.represent_scalar(f"{_TAG}str", text, style='"' if _RARE_LINE_ENDS.search(text) else None)
+
+
+_Dumper.add_representer(str, _represent_text)
 for _class in (_Loader, _Dumper):
     _class.yaml_implicit_resolvers = {first: list(rules) for first, rules in _RESOLVERS.items()}
     _class.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+0123456789."))
