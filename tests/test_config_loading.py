@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from seerl.config import Config, dump_config, load_config
+from seerl.config.frozen import thawed
 from seerl.config.keys import known_keys
 from seerl.config.loading import _escaped, _resolved
 from seerl.config.yaml_values import read_yaml, write_yaml
@@ -234,6 +235,8 @@ def test_a_configuration_does_not_change_after_loading() -> None:
     received["a"].append(2)  # what another process receives is its own
     assert kwargs == {"a": [1], "b": {"c": 2}}
     assert copy.deepcopy(config) == config
+    thawed(kwargs)["b"]["c"] = 3  # and so is what a library gets
+    assert kwargs["b"]["c"] == 2
 
 
 def test_old_names_are_read_with_a_note_and_win_where_they_come_later(tmp_path: Path) -> None:

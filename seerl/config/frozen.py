@@ -44,4 +44,11 @@ def frozen(value: Any) -> Any:
     return FrozenList(map(frozen, value)) if isinstance(value, list) else value
 
 
+def thawed(value: Any) -> Any:
+    """A plain copy of `value` for libraries that change what they are given, as transformers does."""
+    if isinstance(value, dict):
+        return {key: thawed(inner) for key, inner in value.items()}
+    return [thawed(inner) for inner in value] if isinstance(value, list) else value
+
+
 Mapping = Annotated[dict[str, Any], AfterValidator(frozen)]
