@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_processor_round_trip_and_a_generated_answer(
     decoded = processor.tokenizer.decode(inputs["input_ids"][0])
     assert decoded.replace("<|image_pad|>" * 9, "<|image_pad|>") == text
     assert question(decoded) == words
-    model = AutoModelForImageTextToText.from_pretrained(base[0])
+    model: Any = AutoModelForImageTextToText.from_pretrained(base[0])
     out = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     assert out.shape[1] > inputs["input_ids"].shape[1]
 
@@ -91,9 +92,8 @@ def test_warm_up_is_the_same_for_the_same_seed(
 ) -> None:
     def losses(seed: int) -> list[float]:
         seen: list[Progress] = []
-        make_base(
-            tmp_path / str(seed), train_file, most_steps=3, batch_size=16, seed=seed, report=seen.append
-        )
+        folder = tmp_path / str(seed)
+        make_base(folder, train_file, most_steps=3, batch_size=16, seed=seed, report=seen.append)
         return [p.loss for p in seen]
 
     assert losses(0) == pytest.approx([p.loss for p in base[1][:3]], rel=1e-5)

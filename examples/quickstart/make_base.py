@@ -42,14 +42,8 @@ def make_base(
     texts = [text for row in rows[:600] for text in (row["problem"].removeprefix("<image>"), response(row))]
     tokenizer = make_tokenizer(texts)
     save(folder, make_model(tokenizer, seed=seed), tokenizer)
-    return warm_up(
-        folder,
-        lessons(rows, response, seed),
-        until=until,
-        most_steps=most_steps,
-        batch_size=batch_size,
-        report=report,
-    )
+    right = lessons(rows, response, seed)
+    return warm_up(folder, right, until=until, most_steps=most_steps, batch_size=batch_size, report=report)
 
 
 def print_progress(progress: Progress) -> None:

@@ -61,7 +61,7 @@ def make_tokenizer(texts: Iterable[str], vocabulary: int = 512) -> PreTrainedTok
         vocab[token] = len(vocab)
     tokenizer = Qwen2Tokenizer(
         vocab=vocab,
-        merges=[tuple(pair) for pair in model["merges"]],  # type: ignore[arg-type]
+        merges=[tuple(pair) for pair in model["merges"]],  # type: ignore[misc]
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         extra_special_tokens=CONTROL_TOKENS,
@@ -127,8 +127,8 @@ def make_model(
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=True,
-        initializer_range=INITIAL_SCALE,
     )
+    config.initializer_range = INITIAL_SCALE  # type: ignore[attr-defined]
     config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
     config.dtype = "float32"
     with torch.random.fork_rng(devices=[]):

@@ -56,7 +56,7 @@ def read_rows(file: Path) -> list[Row]:
     """The rows of a parquet file, pictures still encoded."""
     from pyarrow import parquet
 
-    return parquet.read_table(file).to_pylist()  # type: ignore[no-any-return]
+    return parquet.read_table(file).to_pylist()
 
 
 def lessons(rows: Sequence[Row], respond: Callable[[Row], str], seed: int) -> Iterator[Lesson]:
