@@ -13,7 +13,7 @@ from examples.quickstart.tiny_model import make_model, make_tokenizer, save
 from examples.quickstart.warm_up import Progress, Row, lessons, read_rows, warm_up
 from seerl.data.synthetic import kind_of
 
-UNTIL, MOST_STEPS = 0.37, 120
+UNTIL, MOST_STEPS = 0.25, 120
 THOUGHTS = {
     "count": "I count them.",
     "colour": "I see its colour.",
@@ -34,6 +34,7 @@ def make_base(
     seed: int = 0,
     until: float = UNTIL,
     most_steps: int = MOST_STEPS,
+    batch_size: int = 64,
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Makes the model folder from nothing and the training pictures."""
@@ -41,7 +42,8 @@ def make_base(
     texts = [text for row in rows[:600] for text in (row["problem"].removeprefix("<image>"), response(row))]
     tokenizer = make_tokenizer(texts)
     save(folder, make_model(tokenizer, seed=seed), tokenizer)
-    return warm_up(folder, lessons(rows, response, seed), until=until, most_steps=most_steps, report=report)
+    right = lessons(rows, response, seed)
+    return warm_up(folder, right, until=until, most_steps=most_steps, batch_size=batch_size, report=report)
 
 
 def print_progress(progress: Progress) -> None:

@@ -27,7 +27,6 @@ from seerl.policy.model import load_model
 from seerl.types import Completion, FloatArray, Media, Prompt, TrainingGroup
 
 Row = dict[str, Any]
-BATCH = 64
 ANSWER_WEIGHT = 40.0
 """How much more the answer proper counts than the words around it, which are learned soon enough."""
 RECENT = 4
@@ -57,7 +56,7 @@ def read_rows(file: Path) -> list[Row]:
     """The rows of a parquet file, pictures still encoded."""
     from pyarrow import parquet
 
-    return parquet.read_table(file).to_pylist()  # type: ignore[no-any-return]
+    return parquet.read_table(file).to_pylist()
 
 
 def lessons(rows: Sequence[Row], respond: Callable[[Row], str], seed: int) -> Iterator[Lesson]:
@@ -137,10 +136,11 @@ def warm_up(
     *,
     until: float,
     most_steps: int,
+    batch_size: int = 64,
     lr: float = 1e-3,
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Trains the model in `folder` on the lessons, `BATCH` a step, and saves it there.
+    """Trains the model in `folder` on the lessons, `batch_size` a step, and saves it there.
 
     Ends after `most_steps`, or as soon as the probability of the right response, averaged over the last few
     batches (each looked at before it is learned from), has reached `until`. No dropout, no randomness of its
@@ -156,7 +156,7 @@ def warm_up(
     recent: deque[float] = deque(maxlen=RECENT)
     progress = Progress(0, float("nan"), 0.0)
     for step in range(1, most_steps + 1):
-        groups = classroom.groups(list(itertools.islice(lessons, BATCH)))
+        groups = classroom.groups(list(itertools.islice(lessons, batch_size)))
         batch = forward.pack(groups)
         logprobs_M, _ = forward(batch)
         weights_M = batch.per_token(a for g in groups for a in g.advantages)
