@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from seerl.algorithms.advantages import AdvantageInputs, advantages
+from seerl.algorithms.advantages import AdvantageInputs, advantages, token_rewards
 from seerl.algorithms.filtering import keep_group
 from seerl.algorithms.kl import kl_estimate
 from seerl.config.schema import AlgorithmConfig, Config
@@ -144,28 +144,26 @@ def with_advantages(
     lengths_R = torch.tensor(lengths)
     response_M = torch.repeat_interleave(torch.arange(len(lengths)), lengths_R)
     group_R = torch.tensor([i for i, g in enumerate(groups) for _ in g.completions])
-    token_rewards_M = torch.zeros(len(response_M))
     scores_R = torch.tensor([s.overall for g in groups for s in g.scores], dtype=torch.float32)
-    token_rewards_M[lengths_R.cumsum(0) - 1] = scores_R
+    penalty_M: torch.Tensor | None = None
     metrics: dict[str, float] = {}
     if kl_coef > 0 and old is not None and ref is not None:
         kl_M = kl_estimate(config.kl_penalty, _flat(old), _flat(ref))
-        token_rewards_M -= kl_coef * kl_M
+        penalty_M = kl_coef * kl_M
         metrics = {"critic/kl": float(kl_M.mean()), "critic/kl_coef": kl_coef}
     names = sorted({name for g in groups for s in g.scores for name in s.parts})
     components = {
         name: torch.tensor([s.parts.get(name, 0.0) for g in groups for s in g.scores]) for name in names
     }
     inputs = AdvantageInputs(
-        token_rewards_M=token_rewards_M,
+        token_rewards_M=token_rewards(scores_R, lengths_R, penalty_M),
         response_M=response_M,
         group_R=group_R,
         components=components,
         gamma=config.gamma,
     )
     advantages_M = advantages(config.adv_estimator, inputs)
-    rewards_R = torch.zeros(len(lengths)).index_add_(0, response_M, token_rewards_M)
-    for name, values in (("score", scores_R), ("rewards", rewards_R), ("advantages", advantages_M)):
+    for name, values in (("score", scores_R), ("rewards", inputs.rewards_R), ("advantages", advantages_M)):
         metrics |= summary(f"critic/{name}", values.numpy())
     pieces = iter(np.split(advantages_M.float().numpy(), np.cumsum(lengths)[:-1]))
     return [

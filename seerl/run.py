@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from seerl.algorithms.kl import KLController
+from seerl.algorithms.kl import FixedController, kl_controller
 from seerl.checkpoint.store import CheckpointStore, checkpoint_steps, read_trainer_state
 from seerl.cluster.devices import local_device
 from seerl.config import Config, dump_config
@@ -40,7 +40,7 @@ class Run:
     reference: Reference | None
     engine: RolloutEngine
     scorer: Scorer
-    kl: KLController
+    kl: FixedController
     checkpoints: CheckpointStore
     trackers: Trackers
     decode: Callable[[Sequence[int], bool], str]
@@ -154,9 +154,9 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
         reference=reference,
         engine=engine,
         scorer=scorer,
-        kl=KLController(
-            value=config.algorithm.kl_coef,
-            adaptive=config.algorithm.kl_type == "adaptive",
+        kl=kl_controller(
+            config.algorithm.kl_type,
+            coef=config.algorithm.kl_coef,
             target=config.algorithm.kl_target,
             horizon=config.algorithm.kl_horizon,
         ),

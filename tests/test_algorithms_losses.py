@@ -1,254 +1,409 @@
-"""Losses, KL estimators, averages and corrections: by hand, by gradcheck, and whatever way a batch is cut."""
+"""Policy losses: values by hand, gradients, independence of the cut, and a second implementation in loops."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
-from seerl.algorithms.correction import CORRECTIONS, correct
-from seerl.algorithms.filtering import keep_group
-from seerl.algorithms.kl import KL_ESTIMATORS, KLController, full_kl, kl_estimate
-from seerl.algorithms.losses import LOSSES, LossInputs, policy_loss, token_weights
-from seerl.algorithms.schedule import lr_factor
-
-MODES = ("token", "seq", "seq_sum", "seq_sum_norm")
-
-
-def one(loss: str, ratio: float, advantage: float, **kwargs: float) -> float:
-    """The loss of a single token with this ratio."""
-    made = LossInputs(
-        logprobs_M=torch.tensor([math.log(ratio)]),
-        old_logprobs_M=torch.zeros(1),
-        advantages_M=torch.tensor([advantage]),
-        response_M=torch.zeros(1, dtype=torch.long),
-        num_responses=1,
-        clip_low=kwargs.get("clip_low", 0.2),
-        clip_high=kwargs.get("clip_high", 0.3),
-        clip_dual=kwargs.get("clip_dual", 3.0),
-    )
-    return float(policy_loss(loss, made).token_loss_M)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "expected"),
-    [
-        (1.0, 2.0, -2.0),
-        (1.5, 2.0, -2.6),  # held at 1 + 0.3
-        (0.5, 2.0, -1.0),  # a good token may always rise again
-        (0.5, -2.0, 1.6),  # held at 1 - 0.2
-        (1.5, -2.0, 3.0),  # a bad token may always fall again
-        (5.0, -2.0, 6.0),  # but not beyond 3 advantages: the dual clip
-    ],
+from seerl.algorithms.losses import (
+    LOSSES,
+    WHOLE_RESPONSES,
+    LossInputs,
+    LossOutputs,
+    policy_loss,
+    token_weights,
 )
-def test_default_loss_by_hand(ratio: float, advantage: float, expected: float) -> None:
-    assert one("default", ratio, advantage) == pytest.approx(expected, rel=1e-6)
+from tests import algorithm_loops as loops
+
+MODES = ["token", "seq", "seq_sum", "seq_sum_norm"]
+BOUNDS = {"low": 0.2, "high": 0.3, "dual": 3.0, "tau_positive": 1.0, "tau_negative": 1.05}
 
 
-def test_cispo_sapo_gpg_by_hand() -> None:
-    assert one("cispo", 1.5, 2.0) == pytest.approx(-2.0 * math.log(1.5) * 1.3, rel=1e-5)
-    assert one("gpg", 1.5, 2.0) == pytest.approx(-2.0 * math.log(1.5), rel=1e-5)
-    gate = 4 / (1 + math.exp(-0.5))  # tau 1, ratio - 1 = 0.5
-    assert one("sapo", 1.5, 2.0) == pytest.approx(-2.0 * gate, rel=1e-5)
-
-
-def inputs(logprobs: torch.Tensor, seed: int = 0) -> LossInputs:
-    """Three responses of 4, 1 and 3 tokens."""
-    torch.manual_seed(seed)
-    old = logprobs.detach() + 0.3 * torch.randn_like(logprobs)
+def inputs(
+    ratios: Sequence[float], advantages: Sequence[float], owners: Sequence[int], **more: Any
+) -> LossInputs:
+    """Tokens of p = -1 and the given ratios to q."""
+    p_M = torch.full((len(ratios),), -1.0, dtype=torch.float64, requires_grad=True)
     return LossInputs(
-        logprobs_M=logprobs,
-        old_logprobs_M=old,
-        advantages_M=torch.tensor([1.0, -0.5, 2.0], dtype=logprobs.dtype)[
-            torch.tensor([0, 0, 0, 0, 1, 2, 2, 2])
-        ],
-        response_M=torch.tensor([0, 0, 0, 0, 1, 2, 2, 2]),
-        num_responses=3,
+        logprobs_M=p_M,
+        old_logprobs_M=p_M.detach() - torch.tensor(ratios, dtype=torch.float64).log(),
+        advantages_M=torch.tensor(advantages, dtype=torch.float64),
+        response_M=torch.tensor(owners),
+        num_responses=max(owners) + 1,
+        **more,
     )
 
 
-def test_gspo_has_one_ratio_per_response() -> None:
-    made = inputs(torch.zeros(8))
-    ratio = [(made.logprobs_M - made.old_logprobs_M)[made.response_M == r].mean().exp() for r in range(3)]
-    clipped = [min(max(float(r), 0.8), 1.3) for r in ratio]
-    a = [1.0, -0.5, 2.0]
-    expected = [max(-a[i] * float(ratio[i]), -a[i] * clipped[i]) for i in range(3)]
-    torch.testing.assert_close(
-        policy_loss("gspo", made).token_loss_M, torch.tensor(expected)[made.response_M], rtol=1e-5, atol=1e-6
-    )
-    torch.testing.assert_close(
-        policy_loss("gspo_token", made).token_loss_M, policy_loss("gspo", made).token_loss_M
-    )
+def outcome(name: str, given: LossInputs) -> tuple[list[float], list[float], LossOutputs]:
+    """Token losses, the gradient of their sum, and all of the output."""
+    out = policy_loss(name, given)
+    (gradient_M,) = torch.autograd.grad(out.token_loss_M.sum(), given.logprobs_M)
+    return out.token_loss_M.tolist(), gradient_M.tolist(), out
 
 
-@pytest.mark.parametrize("name", LOSSES)
+def test_table_has_the_losses_of_this_version() -> None:
+    assert set(LOSSES) == {"default", "gspo", "gspo_token", "cispo", "sapo", "gmpo", "gpg"}
+
+
+def test_default_clips_above_for_good_below_for_bad_and_twice_for_very_bad() -> None:
+    # A = 1: -1 at ratio 1; -1.3 beyond 1.3, no gradient; -0.5 below, unclipped (max keeps the worse).
+    # A = -1: 0.8 below 0.8, no gradient; 1.5 above, unclipped; 3 beyond the dual bound, no gradient.
+    given = inputs([1.0, 1.5, 0.5, 0.5, 1.5, 5.0], [1, 1, 1, -1, -1, -1], [0] * 6)
+    losses, gradient, out = outcome("default", given)
+    assert losses == pytest.approx([-1.0, -1.3, -0.5, 0.8, 1.5, 3.0])
+    assert gradient == pytest.approx([-1.0, 0.0, -0.5, 0.0, 1.5, 0.0])
+    assert out.clipped_high_M.tolist() == [False, True, False, True, False, False]
+    assert out.clipped_low_M.tolist() == [False, False, False, False, False, True]
+
+
+def test_gspo_clips_whole_responses_by_their_geometric_mean() -> None:
+    # Response 0: ratios 2 and 0.5, mean log 0: s = 1. Response 1: one token of ratio 2, clipped at 1.3.
+    given = inputs([2.0, 0.5, 2.0], [1, 1, 1], [0, 0, 1])
+    losses, gradient, out = outcome("gspo", given)
+    assert losses == pytest.approx([-1.0, -1.0, -1.3])
+    assert gradient == pytest.approx([-1.0, -1.0, 0.0])  # each token: 2 losses x s x 1/2
+    assert out.clipped_high_M.tolist() == [False, False, True]
+
+
+def test_gspo_token_has_gspos_value_and_each_tokens_own_gradient() -> None:
+    given = inputs([2.0, 0.5, 2.0], [2, 1, 1], [0, 0, 1])
+    losses, gradient, _ = outcome("gspo_token", given)
+    assert losses == pytest.approx([-2.0, -1.0, -1.3])
+    assert gradient == pytest.approx([-2.0, -1.0, 0.0])
+    assert outcome("gspo", given)[1] == pytest.approx([-1.5, -1.5, 0.0])
+
+
+def test_gspo_bounds_the_mean_not_its_tokens() -> None:
+    # p - q = (30, -30): the mean is 0 although each token is beyond the limit of 20; (50,) alone is bounded.
+    given = LossInputs(
+        logprobs_M=torch.tensor([0.0, -30.0, 0.0], requires_grad=True),
+        old_logprobs_M=torch.tensor([-30.0, 0.0, -50.0]),
+        advantages_M=torch.tensor([1.0, 1.0, -1.0]),
+        response_M=torch.tensor([0, 0, 1]),
+        num_responses=2,
+    )
+    assert outcome("gspo", given)[0] == pytest.approx([-1.0, -1.0, 3.0])
+
+
+def test_cispo_weighs_by_the_clipped_ratio_and_keeps_every_gradient() -> None:
+    # -A p w with p = -1: w = 1, 1.3 (of 2), 0.8 (of 0.5); gradients -A w.
+    losses, gradient, out = outcome("cispo", inputs([1.0, 2.0, 0.5], [1, 1, -1], [0] * 3))
+    assert losses == pytest.approx([1.0, 1.3, -0.8])
+    assert gradient == pytest.approx([-1.0, -1.3, 0.8])
+    assert out.clipped_high_M.tolist() == [False, True, True]
+
+
+def test_sapo_is_a_gate_of_slope_one_on_policy() -> None:
+    # sigmoid(0) = 1/2: loss -A x 4/tau x 1/2 = -2 and 2/1.05; slope at ratio 1: -A x 4 x 1/4 = -A.
+    losses, gradient, out = outcome("sapo", inputs([1.0, 1.0, 2.0], [1, -1, 1], [0] * 3))
+    assert losses == pytest.approx([-2.0, 2 / 1.05, -4 / (1 + math.exp(-1))])
+    gate = 1 / (1 + math.exp(-1))
+    assert gradient == pytest.approx([-1.0, 1.0, -4 * gate * (1 - gate) * 2])
+    assert not out.clipped_high_M.any()
+
+
+def test_gmpo_clips_tokens_on_the_side_they_are_pushed_to_then_takes_the_geometric_mean() -> None:
+    # A = 1: ratios 2 (held at 1.3) and 0.5 (below is free): s = sqrt(1.3 x 0.5).
+    # A = -1: ratios 0.5 (held at 0.8) and 2 (above is free): s = sqrt(0.8 x 2).
+    up, down = math.sqrt(0.65), math.sqrt(1.6)
+    losses, gradient, out = outcome("gmpo", inputs([2.0, 0.5, 0.5, 2.0], [1, 1, -1, -1], [0, 0, 1, 1]))
+    assert losses == pytest.approx([-up, -up, down, down])
+    assert gradient == pytest.approx([0.0, -up, 0.0, down])  # held tokens get none; 2 losses x s x 1/2
+    assert out.clipped_high_M.tolist() == [True, False, True, False]
+    assert outcome("gmpo", inputs([9.0], [-2], [0]))[:2] == ([6.0], [0.0])  # the dual clip: 2 x 3
+
+
+def test_gmpo_without_a_lower_bound_is_finite() -> None:
+    losses, gradient, _ = outcome("gmpo", inputs([1e-6], [-1], [0], clip_low=1.0))
+    assert losses == pytest.approx([1e-6])
+    assert gradient == pytest.approx([1e-6])
+
+
+def test_gpg_is_the_plain_policy_gradient() -> None:
+    losses, gradient, _ = outcome("gpg", inputs([1.0, 7.0], [2, -1], [0, 0]))
+    assert losses == pytest.approx([2.0, -1.0])
+    assert gradient == pytest.approx([-2.0, 1.0])
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
 def test_on_policy_every_loss_has_the_policy_gradient(name: str) -> None:
-    """Where the ratio is 1 all of them push each token by its advantage (gspo and gmpo: the response's
-    mean)."""
-    p = torch.full((8,), -1.0, requires_grad=True)
-    made = inputs(p)
-    on_policy = LossInputs(
-        logprobs_M=p,
-        old_logprobs_M=p.detach(),
-        advantages_M=made.advantages_M,
-        response_M=made.response_M,
-        num_responses=3,
+    # At p = q each token's gradient is -A (for gspo and gmpo: shared out over the response, same sum).
+    given = inputs([1.0, 1.0, 1.0], [0.7, 0.7, -0.4], [0, 0, 1])
+    _, gradient, out = outcome(name, given)
+    assert gradient == pytest.approx([-0.7, -0.7, 0.4])
+    assert not (out.clipped_high_M | out.clipped_low_M).any()
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_zero_advantage_gives_zero_loss_and_gradient(name: str) -> None:
+    losses, gradient, _ = outcome(name, inputs([0.1, 1.0, 9.0], [0.0, -0.0, 0.0], [0, 0, 1]))
+    assert losses == [0.0] * 3
+    assert gradient == [0.0] * 3
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("distance", [100.0, -100.0, 1e4, -1e4])
+def test_extreme_ratios_stay_finite(name: str, sign: float, distance: float) -> None:
+    p_M = torch.tensor([-abs(distance), -1.0], requires_grad=True)
+    given = LossInputs(
+        logprobs_M=p_M,
+        old_logprobs_M=p_M.detach() - torch.tensor([distance, 0.0]),
+        advantages_M=torch.full((2,), sign),
+        response_M=torch.tensor([0, 1]),
+        num_responses=2,
     )
-    policy_loss(name, on_policy).token_loss_M.sum().backward()
-    assert p.grad is not None
-    torch.testing.assert_close(p.grad, -made.advantages_M, rtol=1e-5, atol=1e-6)
+    losses, gradient, _ = outcome(name, given)
+    assert all(map(math.isfinite, losses + gradient))
 
 
-@pytest.mark.parametrize("name", ["sapo", "gpg", "gmpo"])
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_bf16_is_computed_in_float32(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    p_M, q_M, a_M = (torch.randn(6, generator=generator).bfloat16() for _ in range(3))
+    shared: dict[str, Any] = {"response_M": torch.tensor([0, 0, 0, 1, 1, 2]), "num_responses": 3}
+    coarse = LossInputs(logprobs_M=p_M, old_logprobs_M=q_M, advantages_M=a_M, **shared)
+    fine = LossInputs(logprobs_M=p_M.float(), old_logprobs_M=q_M.float(), advantages_M=a_M.float(), **shared)
+    got = policy_loss(name, coarse).token_loss_M
+    assert got.dtype == torch.float32
+    assert torch.equal(got, policy_loss(name, fine).token_loss_M)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_gradients_flow_into_the_policy_alone(name: str) -> None:
+    given = inputs([1.1, 0.9], [1, -1], [0, 0])
+    given.old_logprobs_M.requires_grad_(True)
+    policy_loss(name, given).token_loss_M.sum().backward()
+    assert given.old_logprobs_M.grad is None
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_what_stands_on_tokens_that_do_not_count_does_not_matter(name: str) -> None:
+    """Even NaN there, and the other tokens' losses are as if it had never been there."""
+    nan = float("nan")
+    p_M = torch.tensor([-1.0, nan, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
+    q_M = torch.tensor([-1.1, -math.inf, -1.7, -0.5], dtype=torch.float64)
+    a_M = torch.tensor([1.0, nan, 1.0, -1.0], dtype=torch.float64)
+    keep = torch.tensor([True, False, True, True])
+    holed = LossInputs(
+        logprobs_M=p_M, old_logprobs_M=q_M, advantages_M=a_M, response_M=torch.tensor([0, 0, 0, 1]),
+        num_responses=3, mask_M=keep,  # the third response has no tokens at all
+    )  # fmt: skip
+    solid_p_M = p_M.detach()[keep].requires_grad_(True)
+    solid = LossInputs(
+        logprobs_M=solid_p_M, old_logprobs_M=q_M[keep], advantages_M=a_M[keep],
+        response_M=torch.tensor([0, 0, 1]), num_responses=2,
+    )  # fmt: skip
+    out, reference = policy_loss(name, holed), policy_loss(name, solid)
+    assert out.token_loss_M[1] == 0
+    assert not out.clipped_high_M[1]
+    assert torch.allclose(out.token_loss_M[keep], reference.token_loss_M, atol=1e-12)
+    (gradient_M,) = torch.autograd.grad(out.token_loss_M.sum(), p_M)
+    (reference_M,) = torch.autograd.grad(reference.token_loss_M.sum(), solid_p_M)
+    assert gradient_M[1] == 0
+    assert torch.allclose(gradient_M[keep], reference_M, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["default", "gspo", "sapo", "gmpo", "gpg"])
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    made = inputs(torch.randn(8, dtype=torch.float64))
+    """gspo_token and cispo are left out: their stopped gradients are on purpose not the loss's derivative."""
+    generator = torch.Generator().manual_seed(3)
+    q_M = -torch.rand(7, generator=generator, dtype=torch.float64) - 0.5
+    a_M = torch.tensor([1.0, -1.0, 0.5, -2.0, 1.5, -0.5, 0.3], dtype=torch.float64)
+    # Away from the kinks at 0.8, 1.3 and 3 by far more than the step of gradcheck.
+    p_M = (q_M + torch.tensor([0.1, 0.4, -0.5, -0.1, 0.5, 1.5, 0.05]).double()).requires_grad_(True)
 
-    def loss(p: torch.Tensor) -> torch.Tensor:
-        varied = LossInputs(
-            logprobs_M=p,
-            old_logprobs_M=made.old_logprobs_M,
-            advantages_M=made.advantages_M,
-            response_M=made.response_M,
-            num_responses=3,
-            clip_low=0.99,
-            clip_high=50.0,
+    def total(logprobs_M: torch.Tensor) -> torch.Tensor:
+        return policy_loss(
+            name,
+            LossInputs(
+                logprobs_M=logprobs_M, old_logprobs_M=q_M, advantages_M=a_M,
+                response_M=torch.tensor([0, 0, 0, 1, 1, 2, 3]), num_responses=4,
+            ),
+        ).token_loss_M  # fmt: skip
+
+    assert torch.autograd.gradcheck(total, (p_M,))
+
+
+class NoHostSync(TorchFunctionMode):
+    """Fails on what makes the host wait for a GPU."""
+
+    FORBIDDEN = {
+        torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__float__,
+        torch.Tensor.__int__, torch.Tensor.nonzero, torch.nonzero, torch.bincount, torch.Tensor.bincount,
+        torch.Tensor.cpu, torch.masked_select, torch.Tensor.masked_select, torch.unique, torch.Tensor.unique,
+    }  # fmt: skip
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in self.FORBIDDEN, func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("masked", [False, True])
+def test_losses_never_make_the_host_wait(name: str, masked: bool) -> None:
+    mask_M = torch.tensor([True, True, False]) if masked else None
+    given = inputs([1.0, 2.0, 0.5], [1, -1, 1], [0, 0, 1], mask_M=mask_M)
+    with NoHostSync():
+        losses_M = policy_loss(name, given).token_loss_M
+        for mode in MODES:
+            weights_M = token_weights(
+                mode, given.response_M, torch.tensor([2, 1]), loss_tokens=3, responses=2,
+                max_response_length=4, mask_M=mask_M,
+            )  # fmt: skip
+            losses_M = losses_M * weights_M
+        losses_M.sum().backward()
+    assert given.logprobs_M.grad is not None
+
+
+def test_averaging_by_hand() -> None:
+    # Losses (6 | 1, 2, 3): token 12/4; seq (6 + 2)/2; seq_sum (6 + 6)/2; norm 12/(2 x 10).
+    losses_M = torch.tensor([6.0, 1.0, 2.0, 3.0])
+    expected = {"token": 3.0, "seq": 4.0, "seq_sum": 6.0, "seq_sum_norm": 0.6}
+    for mode, value in expected.items():
+        weights_M = token_weights(
+            mode, torch.tensor([0, 1, 1, 1]), torch.tensor([1, 3]), loss_tokens=4, responses=2,
+            max_response_length=10,
+        )  # fmt: skip
+        assert float((losses_M * weights_M).sum()) == pytest.approx(value)
+
+
+def test_an_unknown_average_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"'sequence'.*seq_sum_norm"):
+        token_weights(
+            "sequence",
+            torch.tensor([0]),
+            torch.tensor([1]),
+            loss_tokens=1,
+            responses=1,
+            max_response_length=1,
         )
-        return policy_loss(name, varied).token_loss_M.sum()
-
-    p = made.logprobs_M.clone().requires_grad_()
-    analytic = torch.autograd.grad(loss(p), p)[0]
-    step = 1e-2  # the losses compute in float32
-    for i in range(8):
-        bump = torch.zeros(8, dtype=torch.float64)
-        bump[i] = step
-        numeric = float(loss(p.detach() + bump) - loss(p.detach() - bump)) / (2 * step)
-        assert float(analytic[i]) == pytest.approx(numeric, rel=2e-2, abs=2e-3)
 
 
-def test_averages_by_hand() -> None:
-    response, lengths = torch.tensor([0, 0, 0, 1]), torch.tensor([3, 1])
-    losses = torch.tensor([1.0, 2.0, 3.0, 10.0])
+LENGTHS = [1, 5, 3, 8, 2, 1, 4, 6, 2, 3]
 
-    def average(mode: str) -> float:
-        weights = token_weights(mode, response, lengths, loss_tokens=4, responses=2, max_response_length=5)
-        return float((weights * losses).sum())
 
-    assert average("token") == pytest.approx(16 / 4)
-    assert average("seq") == pytest.approx((2 + 10) / 2)
-    assert average("seq_sum") == pytest.approx((6 + 10) / 2)
-    assert average("seq_sum_norm") == pytest.approx(16 / (2 * 5))
+def whole_step() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ten ragged responses: hidden states (M, 4) of a small linear policy, q, A and a mask with holes."""
+    generator = torch.Generator().manual_seed(11)
+    total = sum(LENGTHS)
+    hidden_MD = torch.randn(total, 4, generator=generator, dtype=torch.float64)
+    q_M = -torch.rand(total, generator=generator, dtype=torch.float64) * 2
+    a_R = torch.randn(len(LENGTHS), generator=generator, dtype=torch.float64)
+    a_M = torch.repeat_interleave(a_R, torch.tensor(LENGTHS))
+    mask_M = torch.rand(total, generator=generator) > 0.2
+    mask_M[0] = False  # a response none of whose tokens counts
+    return hidden_MD, q_M, a_M, mask_M
+
+
+def gradient_cut_into(name: str, mode: str, sizes: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+    """The accumulated gradient with the responses, in `order`, cut into micro-batches of `sizes`."""
+    hidden_MD, q_M, a_M, mask_M = whole_step()
+    starts = [sum(LENGTHS[:i]) for i in range(len(LENGTHS))]
+    weight_D = torch.tensor([0.3, -0.2, 0.1, 0.4], dtype=torch.float64, requires_grad=True)
+    first = 0
+    for size in sizes:
+        chosen = order[first : first + size]
+        first += size
+        at_M = torch.cat([torch.arange(starts[i], starts[i] + LENGTHS[i]) for i in chosen])
+        response_M = torch.repeat_interleave(torch.arange(size), torch.tensor([LENGTHS[i] for i in chosen]))
+        p_M = q_M[at_M] + 0.5 * (hidden_MD[at_M] @ weight_D)
+        out = policy_loss(
+            name,
+            LossInputs(
+                logprobs_M=p_M, old_logprobs_M=q_M[at_M], advantages_M=a_M[at_M], response_M=response_M,
+                num_responses=size, mask_M=mask_M[at_M],
+            ),
+        )  # fmt: skip
+        counted_R = torch.zeros(size, dtype=torch.long).index_add(0, response_M, mask_M[at_M].long())
+        weights_M = token_weights(
+            mode, response_M, counted_R, loss_tokens=int(mask_M.sum()), responses=len(LENGTHS),
+            max_response_length=8, mask_M=mask_M[at_M],
+        )  # fmt: skip
+        (out.token_loss_M * weights_M).sum().backward()
+    assert weight_D.grad is not None
+    return weight_D.grad
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gradient_does_not_depend_on_the_cut(name: str, mode: str) -> None:
+    straight, shuffled = list(range(10)), [7, 2, 9, 0, 4, 1, 8, 3, 6, 5]
+    whole = gradient_cut_into(name, mode, [10], straight)
+    assert whole.abs().max() > 1e-3
+    for sizes in ([4, 6], [2, 2, 2, 2, 2], [1, 3, 1, 4, 1]):
+        for order in (straight, shuffled):
+            assert torch.allclose(gradient_cut_into(name, mode, sizes, order), whole, rtol=1e-6, atol=1e-9)
+
+
+def test_only_the_losses_that_say_so_need_whole_responses() -> None:
+    """A response torn in two changes the losses of WHOLE_RESPONSES and of no other."""
+    ratios, advantages = [1.1, 0.9, 1.2, 0.7], [1.0, 1.0, 1.0, 1.0]
+    for name in LOSSES:
+        together = outcome(name, inputs(ratios, advantages, [0, 0, 0, 0]))[0]
+        torn = [
+            loss
+            for part in (slice(0, 2), slice(2, 4))
+            for loss in outcome(name, inputs(ratios[part], advantages[part], [0, 0]))[0]
+        ]
+        assert (torn != pytest.approx(together)) == (name in WHOLE_RESPONSES), name
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[loops.Values, loops.Values, loops.Values]:
+    """p, q and A of ragged responses; A differs within a response, as with per-token estimators."""
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    q = [[draw(st.floats(-8, 0)) for _ in range(n)] for n in lengths]
+    difference = st.floats(-1.5, 1.5) | st.floats(-30, 30) | st.just(0.0)
+    p = [[v + draw(difference) for v in row] for row in q]
+    a = [[draw(st.floats(-3, 3) | st.sampled_from([0.0, -0.0])) for _ in range(n)] for n in lengths]
+    return p, q, a
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@settings(max_examples=60, deadline=None)
+@given(batch=batches())
+def test_agrees_with_loops_written_from_the_formula(
+    name: str, batch: tuple[loops.Values, loops.Values, loops.Values]
+) -> None:
+    p, q, a = batch
+    p_M, q_M, a_M = (torch.tensor([v for row in rows for v in row], dtype=torch.float64) for rows in batch)
+    out = policy_loss(
+        name,
+        LossInputs(
+            logprobs_M=p_M, old_logprobs_M=q_M, advantages_M=a_M,
+            response_M=torch.tensor([i for i, row in enumerate(p) for _ in row]), num_responses=len(p),
+        ),
+    )  # fmt: skip
+    expected = [v for row in loops.loss(name, p, q, a, **BOUNDS) for v in row]
+    assert out.token_loss_M.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("cut", [[[0, 1, 2]], [[0], [1, 2]], [[2], [0], [1]]])
-def test_the_cut_into_micro_batches_changes_no_gradient(name: str, mode: str, cut: list[list[int]]) -> None:
-    p = torch.linspace(-2, -0.5, 8, dtype=torch.float64, requires_grad=True)
-    whole = inputs(p)
-    for responses in cut:
-        rows = torch.cat([(whole.response_M == r).nonzero()[:, 0] for r in responses])
-        lengths = torch.bincount(whole.response_M)[torch.tensor(responses)]
-        local = torch.repeat_interleave(torch.arange(len(responses)), lengths)
-        part = LossInputs(
-            logprobs_M=p[rows],
-            old_logprobs_M=whole.old_logprobs_M[rows],
-            advantages_M=whole.advantages_M[rows],
-            response_M=local,
-            num_responses=len(responses),
-        )
-        weights = token_weights(mode, local, lengths, loss_tokens=8, responses=3, max_response_length=6)
-        (weights * policy_loss(name, part).token_loss_M).sum().backward()
-    assert p.grad is not None
-    reference = torch.linspace(-2, -0.5, 8, dtype=torch.float64, requires_grad=True)
-    one_piece = LossInputs(
-        logprobs_M=reference,
-        old_logprobs_M=whole.old_logprobs_M,
-        advantages_M=whole.advantages_M,
-        response_M=whole.response_M,
-        num_responses=3,
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1, max_size=5), min_size=1, max_size=5
     )
-    weights = token_weights(
-        mode,
-        whole.response_M,
-        torch.bincount(whole.response_M),
-        loss_tokens=8,
-        responses=3,
-        max_response_length=6,
-    )
-    (weights * policy_loss(name, one_piece).token_loss_M).sum().backward()
-    torch.testing.assert_close(p.grad, reference.grad, atol=1e-6, rtol=1e-6)
-
-
-def test_kl_estimators_by_hand() -> None:
-    p, f = torch.tensor([-1.0]), torch.tensor([-1.5])
-    expected = {"kl": 0.5, "abs": 0.5, "mse": 0.125, "low_var_kl": math.exp(-0.5) + 0.5 - 1}
-    assert expected.keys() == KL_ESTIMATORS.keys()
-    for name, value in expected.items():
-        assert float(kl_estimate(name, p, f)) == pytest.approx(value, rel=1e-6)
-    assert float(kl_estimate("low_var_kl", torch.tensor([-100.0]), torch.tensor([0.0]))) == 10.0
-
-
-def test_full_kl_is_the_sum_over_the_vocabulary_and_ignores_banned_tokens() -> None:
-    torch.manual_seed(0)
-    p, f = torch.randn(3, 7), torch.randn(3, 7)
-    by_hand = [
-        sum(
-            math.exp(a) * (a - b)
-            for a, b in zip(x.log_softmax(0).tolist(), y.log_softmax(0).tolist(), strict=True)
-        )
-        for x, y in zip(p, f, strict=True)
-    ]
-    torch.testing.assert_close(full_kl(p, f), torch.tensor(by_hand), atol=1e-5, rtol=1e-5)
-    p[:, 3] = f[:, 3] = float("-inf")
-    assert torch.isfinite(full_kl(p, f)).all()
-
-
-def test_the_adaptive_controller_moves_towards_its_target() -> None:
-    controller = KLController(value=0.1, adaptive=True, target=0.05, horizon=1000)
-    controller.update(0.2, samples=100)  # 4 x the target: the error is clipped at 0.2
-    assert controller.value == pytest.approx(0.1 * (1 + 0.2 * 100 / 1000))
-    controller.update(0.0, samples=100)
-    assert controller.value == pytest.approx(0.1 * 1.02 * 0.98)
-    again = KLController(value=0.0, adaptive=True)
-    again.load_state_dict(controller.state_dict())
-    assert again.value == controller.value
-
-
-def test_corrections_by_hand() -> None:
-    old, behaviour = torch.log(torch.tensor([3.0, 0.1, 1.0])), torch.zeros(3)
-    response = torch.tensor([0, 0, 1])
-
-    def weights(name: str) -> list[float]:
-        return correct(name, old, behaviour, response, num_responses=2, cap=2.0).weights_M.tolist()
-
-    assert weights("none") == [1, 1, 1]
-    assert weights("tis") == pytest.approx([2.0, 0.1, 1.0], rel=1e-5)
-    assert weights("mis") == pytest.approx([0.0, 0.0, 1.0])
-    assert weights("seq_tis") == pytest.approx([0.3, 0.3, 1.0], rel=1e-5)
-    assert weights("seq_mis") == pytest.approx([0.0, 0.0, 1.0])
-    # geometric mean of the first response: sqrt(0.3) = 0.548, within [0.5, 2]
-    assert weights("geo_mis") == [1, 1, 1]
-    assert set(CORRECTIONS) == {"none", "tis", "mis", "seq_tis", "seq_mis", "geo_mis"}
-
-
-def test_filtering_keeps_what_lies_between_and_says_why_not() -> None:
-    assert keep_group([0, 1], 0.01, 0.99) == (True, "")
-    assert keep_group([0, 0], 0.01, 0.99) == (False, "too_low")
-    assert keep_group([1, 1], 0.01, 0.99) == (False, "too_high")
-
-
-def test_learning_rate_by_hand() -> None:
-    def factor(step: int, **kwargs: float | int | None) -> float:
-        return lr_factor(step, total_steps=10, kind=str(kwargs.pop("kind", "cosine")), **kwargs)  # type: ignore[arg-type]
-
-    assert [factor(s, kind="constant", warmup_steps=4) for s in range(5)] == pytest.approx(
-        [0.2, 0.4, 0.6, 0.8, 1]
-    )
-    assert factor(0) == 1.0
-    assert factor(5) == pytest.approx(0.5)
-    assert factor(10, min_ratio=0.1) == pytest.approx(0.1)
-    assert factor(25, min_ratio=0.1) == pytest.approx(0.1)
-    assert factor(1, warmup_ratio=0.2, kind="constant") == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="linear"):
-        factor(3, kind="linear")
+)
+def test_averages_agree_with_loops(mode: str, rows: list[list[tuple[float, bool]]]) -> None:
+    losses, masks = [[v for v, _ in row] for row in rows], [[m for _, m in row] for row in rows]
+    counted = [sum(mask) for mask in masks]
+    if not sum(counted):
+        return
+    mask_M = torch.tensor([m for mask in masks for m in mask])
+    weights_M = token_weights(
+        mode, torch.tensor([i for i, row in enumerate(rows) for _ in row]), torch.tensor(counted),
+        loss_tokens=sum(counted), responses=len(rows), max_response_length=7, mask_M=mask_M,
+        dtype=torch.float64,
+    )  # fmt: skip
+    losses_M = torch.tensor([v for row in losses for v in row], dtype=torch.float64)
+    got = float((losses_M * weights_M).sum())
+    assert got == pytest.approx(loops.average(mode, losses, masks, 7), rel=1e-9, abs=1e-9)

@@ -5,11 +5,14 @@ Sources: joschu.net/blog/kl-approx.html; the adaptive controller is 1909.08593's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from seerl.algorithms.tokens import at_least_float32
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this before exp."""
@@ -42,40 +45,68 @@ KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
 
 def kl_estimate(name: str, p: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
     """The named estimate per token from the log-probabilities of policy `p` and reference `f`, any equal
-    shape."""
-    return KL_ESTIMATORS[name](p.float(), f.float())
+    shape.
+
+    Values hold for tokens sampled from the policy. As a term of the loss, `kl` does not pull towards the
+    reference: its gradient is the score function, whose mean is 0. Use another one there.
+    """
+    return KL_ESTIMATORS[name](at_least_float32(p), at_least_float32(f))
 
 
 def full_kl(logits_p: torch.Tensor, logits_f: torch.Tensor) -> torch.Tensor:
     """The exact divergence per row, (M, V) and (M, V) logits to (M,).
 
-    A token that neither distribution can give (both at minus infinity) adds nothing.
+    Rows are independent, so any chunk of them may be given. A token that the policy cannot give (its logit is
+    minus infinity) adds nothing, to the value and to the gradient.
     """
-    log_p, log_f = torch.log_softmax(logits_p.float(), -1), torch.log_softmax(logits_f.float(), -1)
-    difference = torch.where(log_p == float("-inf"), 0.0, log_p - log_f)
+    log_p = torch.log_softmax(at_least_float32(logits_p), -1)
+    log_f = torch.log_softmax(at_least_float32(logits_f), -1)
+    impossible = log_p == float("-inf")
+    # Masked before subtracting: -inf - -inf is NaN, and its gradient would be too.
+    difference = log_p.masked_fill(impossible, 0.0) - log_f.masked_fill(impossible, 0.0)
     return (log_p.exp() * difference).sum(-1)
 
 
 @dataclass(slots=True)
-class KLController:
-    """The KL coefficient over the run: fixed, or moved so that the measured KL nears a target.
-
-    value *= 1 + clip(kl / target - 1, -0.2, 0.2) x samples / horizon.
-    """
+class FixedController:
+    """A KL coefficient that stays as configured."""
 
     value: float
-    adaptive: bool = False
-    target: float = 0.1
-    horizon: float = 10000.0
 
     def update(self, kl: float, samples: int) -> None:
         """Takes note of a step's mean KL over `samples` responses."""
-        if self.adaptive:
-            error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-            self.value *= 1.0 + error * samples / self.horizon
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value = float(state["value"])
+
+
+@dataclass(slots=True)
+class AdaptiveController(FixedController):
+    """A KL coefficient that moves so that the measured KL nears a target (1909.08593).
+
+    value *= 1 + clip(kl / target - 1, -0.2, 0.2) x samples / horizon, never below 0.
+    """
+
+    target: float = 0.1
+    horizon: float = 10000.0
+
+    def update(self, kl: float, samples: int) -> None:
+        """Takes note of a step's mean KL over `samples` responses.
+
+        Raises:
+            ValueError: for a KL that is not a number; it would stay in the coefficient for good.
+        """
+        if math.isnan(kl):
+            raise ValueError("the KL divergence from the reference is NaN")
+        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+        self.value *= max(0.0, 1.0 + error * samples / self.horizon)
+
+
+def kl_controller(kind: str, *, coef: float, target: float, horizon: float) -> FixedController:
+    """The controller of this kind, `fixed` or `adaptive`, that starts at `coef`."""
+    if kind == "adaptive":
+        return AdaptiveController(value=coef, target=target, horizon=horizon)
+    return FixedController(value=coef)
