@@ -17,7 +17,7 @@ from examples.easy_vqa.prepare import guess_rates, prepare
 from examples.quickstart.make_base import print_progress
 from examples.quickstart.tiny_model import make_model, make_tokenizer, save
 from examples.quickstart.training import ROOT, console, show, show_paths, train
-from examples.quickstart.warm_up import Progress, Row, lessons, read_rows, warm_up
+from examples.quickstart.warm_up import Choice, Progress, Row, lessons, read_rows, warm_up
 
 UNTIL, MOST_STEPS = 0.55, 200
 PATCH = 8
@@ -28,7 +28,7 @@ def make_base(folder: Path, rows: list[Row], *, most_steps: int = MOST_STEPS, se
     """A new model, taught with right answers until it gives them about as often as not."""
     tokenizer = make_tokenizer(text for row in rows[:2000] for text in (row["problem"], row["answer"]))
     save(folder, make_model(tokenizer, patch=PATCH, seed=seed), tokenizer)
-    right = lessons(rows, lambda row: str(row["answer"]), seed)
+    right = lessons(rows, lambda row: (Choice(row["answer"], row["answer"]),), seed)
     return warm_up(folder, right, until=UNTIL, most_steps=most_steps, report=print_progress)
 
 

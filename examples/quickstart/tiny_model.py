@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -44,8 +44,11 @@ ON_WHITE = {"image_mean": [1.0, 1.0, 1.0], "image_std": [0.5, 0.5, 0.5]}
 """White becomes zero: on an empty background all that a patch holds is its piece of a shape."""
 
 
-def make_tokenizer(texts: Iterable[str], vocabulary: int = 512) -> PreTrainedTokenizerBase:
-    """A byte-level BPE trained on `texts`, of at most `vocabulary` tokens with Qwen's control tokens."""
+def make_tokenizer(
+    texts: Iterable[str], vocabulary: int = 512, tags: Sequence[str] = ()
+) -> PreTrainedTokenizerBase:
+    """A byte-level BPE trained on `texts`, of at most `vocabulary` tokens with Qwen's control tokens;
+    `tags` become single tokens beside them."""
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learned.decoder = decoders.ByteLevel()
@@ -66,6 +69,7 @@ def make_tokenizer(texts: Iterable[str], vocabulary: int = 512) -> PreTrainedTok
         pad_token="<|endoftext|>",
         extra_special_tokens=CONTROL_TOKENS,
     )
+    tokenizer.add_tokens(list(tags))
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
