@@ -13,6 +13,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForImageTextToText
+
 from examples.quickstart.tiny_model import make_model, make_tokenizer, save
 from examples.quickstart.warm_up import Choice, Progress, Row, lessons, read_rows, warm_up
 from seerl.data.synthetic import answers_to, kind_of
@@ -62,7 +65,9 @@ def make_base(
     tokenizer = make_tokenizer(texts, tags=TAGS)
     save(folder, make_model(tokenizer, seed=seed), tokenizer)
     taught = lessons(rows, unsure, seed)
-    return warm_up(folder, taught, most_steps=steps, batch_size=batch_size, report=report)
+    progress = warm_up(folder, taught, most_steps=steps, batch_size=batch_size, report=report)
+    AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    return progress
 
 
 def print_progress(progress: Progress) -> None:
