@@ -31,10 +31,10 @@ from seerl.config import load_config
 from seerl.data.synthetic import write_data
 
 RESULTS = Path(__file__).parent / "results"
-REWARD = '''
+REWARD = """
 def main(reward_inputs):
     return [{"overall": float(item["response_length"] % 3 == 0) + item["response"].count("e")} for item in reward_inputs]
-'''
+"""
 
 
 def seerl_round(folder: Path, model: Path, options: argparse.Namespace) -> list[float]:
@@ -92,12 +92,19 @@ def trl_round(folder: Path, model: Path, options: argparse.Namespace) -> list[fl
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    rows = datasets.load_dataset("parquet", data_files=str(folder.parent / "data" / "train.parquet"), split="train")
+    rows = datasets.load_dataset(
+        "parquet", data_files=str(folder.parent / "data" / "train.parquet"), split="train"
+    )
 
     def conversation(row: dict[str, Any]) -> dict[str, Any]:
-        return {"prompt": [{"role": "user", "content": row["problem"].replace("<image>", "")}], "image": row["images"][0]}
+        return {
+            "prompt": [{"role": "user", "content": row["problem"].replace("<image>", "")}],
+            "image": row["images"][0],
+        }
 
-    rows = rows.select(range(options.prompts * (options.steps + 2))).map(conversation, remove_columns=rows.column_names)
+    rows = rows.select(range(options.prompts * (options.steps + 2))).map(
+        conversation, remove_columns=rows.column_names
+    )
     ends: list[float] = []
 
     class Clock(TrainerCallback):
@@ -139,7 +146,9 @@ def trl_round(folder: Path, model: Path, options: argparse.Namespace) -> list[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("rounds", 3), ("steps", 6), ("prompts", 16), ("n", 8), ("tokens", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
@@ -148,7 +157,9 @@ def main() -> None:
         base = Path(temporary)
         write_data(base / "data", train_rows=options.prompts * (options.steps + 4), validation_rows=4)
         rows = read_rows(base / "data" / "train.parquet")
-        tokenizer = make_tokenizer([text for row in rows for text in (row["problem"], response(row))])
+        tokenizer = make_tokenizer(
+            [text for row in rows for text in (row["problem"], response(row["problem"], row["answer"]))]
+        )
         model = save(base / "model", make_model(tokenizer), tokenizer)
         for number in range(options.rounds):
             for name, measure in (("trl", trl_round), ("seerl", seerl_round)):
@@ -168,7 +179,9 @@ def main() -> None:
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "step_beside_trl.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{'':8} {'median':>8} {'min':>8} {'max':>8}  s/step, {result['samples']} samples x {options.tokens} tokens")
+    print(
+        f"{'':8} {'median':>8} {'min':>8} {'max':>8}  s/step, {result['samples']} samples x {options.tokens} tokens"
+    )
     for name, values in seconds.items():
         print(f"{name:8} {medians[name]:8.3f} {min(values):8.3f} {max(values):8.3f}")
     print(f"ratio    {result['ratio']:8.2f}")
