@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class SwanlabTracker:
-    """One experiment. SWANLAB_MODE chooses cloud (online), local, offline or disabled; SWANLAB_LOG_DIR or SWANLAB_DIR where
-    local files go, else the run's folder."""
+    """One experiment. SWANLAB_MODE chooses cloud (online), local, offline or disabled; SWANLAB_LOG_DIR or
+    SWANLAB_DIR where local files go, else the run's folder."""
 
     def __init__(self, info: RunInfo) -> None:
         folder = os.environ.get("SWANLAB_LOG_DIR") or os.environ.get("SWANLAB_DIR")
@@ -63,9 +63,10 @@ def _mode() -> str:
     """SWANLAB_MODE, else online where a key is known, else offline instead of a question nobody answers."""
     if mode := os.environ.get("SWANLAB_MODE"):
         return "online" if mode in ("cloud", "cloud-only") else mode  # SwanLab's names before 0.8
-    if os.environ.get("SWANLAB_API_KEY") or (Path.home() / ".swanlab" / ".netrc").exists() or sys.stdin.isatty():
+    stored = (Path.home() / ".swanlab" / ".netrc").exists()
+    if stored or os.environ.get("SWANLAB_API_KEY") or sys.stdin.isatty():
         return "online"
-    log.warning("swanlab: no SWANLAB_API_KEY and nobody to ask, so it tracks offline; `swanlab sync` uploads the run")
+    log.warning("swanlab: no SWANLAB_API_KEY and nobody to ask, so it is offline; upload with `swanlab sync`")
     return "offline"
 
 

@@ -65,7 +65,7 @@ def _mode() -> Literal["offline"] | None:
         return None
     if _stored_key() or sys.stdin.isatty():
         return None
-    log.warning("wandb: no WANDB_API_KEY and nobody to ask, so it tracks offline; `wandb sync` uploads the run")
+    log.warning("wandb: no WANDB_API_KEY and nobody to ask, so it is offline; upload with `wandb sync`")
     return "offline"
 
 
