@@ -25,6 +25,9 @@ LONGEST_VALUE = 500
 class MlflowTracker:
     """One run of the experiment named after the project."""
 
+    run_id: str | None
+    _id: str
+
     def __init__(self, info: RunInfo) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:
@@ -34,13 +37,13 @@ class MlflowTracker:
         self._client = MlflowClient(tracking_uri=uri)
         if info.run_id:
             self._client.update_run(info.run_id, status="RUNNING")
-            self.run_id: str | None = info.run_id
+            self._id = self.run_id = info.run_id
             return
         experiment = self._client.get_experiment_by_name(info.project)
         number = experiment.experiment_id if experiment else self._client.create_experiment(info.project)
-        self.run_id = self._client.create_run(number, run_name=info.experiment).info.run_id
+        self._id = self.run_id = self._client.create_run(number, run_name=info.experiment).info.run_id
         for key, value in _flat(info.config):
-            self._client.log_param(self.run_id, key, str(value)[:LONGEST_VALUE])
+            self._client.log_param(self._id, key, str(value)[:LONGEST_VALUE])
 
     def stage(self, name: str) -> None:
         """Not shown."""
@@ -48,21 +51,21 @@ class MlflowTracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """One point per figure; characters that mlflow refuses become underscores."""
         for name, value in metrics.items():
-            self._client.log_metric(self.run_id, REFUSED.sub("_", name), value, step=step)
+            self._client.log_metric(self._id, REFUSED.sub("_", name), value, step=step)
 
     def log_generations(self, generations: Sequence[Generation], step: int) -> None:
         """A JSON table a step, and the images as artifacts."""
         rows = [dict(zip(COLUMNS, as_row(g, step), strict=True)) for g in generations]
         self._client.log_text(
-            self.run_id, json.dumps(rows, ensure_ascii=False, indent=1), f"generations/step{step}.json"
+            self._id, json.dumps(rows, ensure_ascii=False, indent=1), f"generations/step{step}.json"
         )
         for number, generation in enumerate(generations):
             for place, image in enumerate(generation.images[:1]):
-                self._client.log_image(self.run_id, image, f"generations/step{step}-{number}-{place}.png")
+                self._client.log_image(self._id, image, f"generations/step{step}-{number}-{place}.png")
 
     def finish(self, exit_code: int) -> None:
         """Ends the run as finished or failed."""
-        self._client.set_terminated(self.run_id, status="FAILED" if exit_code else "FINISHED")
+        self._client.set_terminated(self._id, status="FAILED" if exit_code else "FINISHED")
 
 
 def _flat(value: object, prefix: str = "") -> list[tuple[str, object]]:
