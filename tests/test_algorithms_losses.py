@@ -235,7 +235,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 class NoHostSync(TorchFunctionMode):
     """Fails on what makes the host wait for a GPU."""
 
-    FORBIDDEN: ClassVar = {
+    FORBIDDEN: ClassVar[set[Any]] = {
         torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__float__,
         torch.Tensor.__int__, torch.Tensor.nonzero, torch.nonzero, torch.bincount, torch.Tensor.bincount,
         torch.Tensor.cpu, torch.masked_select, torch.Tensor.masked_select, torch.unique, torch.Tensor.unique,

@@ -8,7 +8,7 @@ ANSWERS = frozenset({"yes", "no", *SHAPES, *COLOURS})
 
 
 def score(reward_inputs: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """One dict per response: `overall`, `accuracy`, and `format`: whether it is one of the thirteen answers."""
+    """One dict per response: `overall`, `accuracy`, and `format`: is it one of the thirteen answers."""
     scores = []
     for reward_input in reward_inputs:
         answer = reward_input["response"].strip()

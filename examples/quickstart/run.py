@@ -1,4 +1,4 @@
-"""`make quickstart`: makes the data and the base model, trains it by GRPO, and shows what it has learned.
+"""`make quickstart`: draws the data, trains the shipped base model by GRPO, and shows what it has learned.
 
     python -m examples.quickstart.run [key=value ...]
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
-from examples.quickstart.make_base import make_base, print_progress
 from examples.quickstart.training import ROOT, console, show, show_answers, show_paths, train
 from examples.quickstart.warm_up import read_rows
 from seerl.data.synthetic import GUESS_RATES, KINDS, kind_of, write_data
@@ -27,17 +25,10 @@ NEXT = """What to try next
 def main() -> None:
     os.chdir(ROOT)
     folder = (ROOT / "runs" / "quickstart").relative_to(ROOT)
-    data, base = folder / "data", folder / "base"
+    data = folder / "data"
     if not (data / "train.parquet").exists():
         console.print("Drawing pictures and questions ...")
         write_data(data)
-    if not (base / "model.safetensors").exists():
-        console.print("Teaching a new model the first steps (supervised, about half a minute) ...")
-        start = time.perf_counter()
-        made = base.with_name("base.partial")
-        progress = make_base(made, data / "train.parquet", report=print_progress)
-        made.rename(base)
-        console.print(f"Stopped after {progress.step} steps, {time.perf_counter() - start:.0f} s.")
     kinds = [kind_of(row["problem"]) for row in read_rows(data / "validation.parquet")]
     console.print("Now reinforcement learning: seerl train config=examples/quickstart/config.yaml")
     config = ROOT / "examples" / "quickstart" / "config.yaml"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -44,8 +44,11 @@ ON_WHITE = {"image_mean": [1.0, 1.0, 1.0], "image_std": [0.5, 0.5, 0.5]}
 """White becomes zero: on an empty background all that a patch holds is its piece of a shape."""
 
 
-def make_tokenizer(texts: Iterable[str], vocabulary: int = 512) -> PreTrainedTokenizerBase:
-    """A byte-level BPE trained on `texts`, of at most `vocabulary` tokens with Qwen's control tokens."""
+def make_tokenizer(
+    texts: Iterable[str], vocabulary: int = 512, tags: Sequence[str] = ()
+) -> PreTrainedTokenizerBase:
+    """A byte-level BPE trained on `texts`, of at most `vocabulary` tokens with Qwen's control tokens;
+    `tags` become single tokens beside them."""
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learned.decoder = decoders.ByteLevel()
@@ -61,11 +64,12 @@ def make_tokenizer(texts: Iterable[str], vocabulary: int = 512) -> PreTrainedTok
         vocab[token] = len(vocab)
     tokenizer = Qwen2Tokenizer(
         vocab=vocab,
-        merges=[tuple(pair) for pair in model["merges"]],  # type: ignore[arg-type]
+        merges=[tuple(pair) for pair in model["merges"]],  # type: ignore[misc]
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         extra_special_tokens=CONTROL_TOKENS,
     )
+    tokenizer.add_tokens(list(tags))
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
@@ -127,8 +131,8 @@ def make_model(
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=True,
-        initializer_range=INITIAL_SCALE,
     )
+    config.initializer_range = INITIAL_SCALE
     config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
     config.dtype = "float32"
     with torch.random.fork_rng(devices=[]):
@@ -142,7 +146,7 @@ def save(folder: Path, model: Qwen2_5_VLForConditionalGeneration, tokenizer: Pre
     end, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
     model.generation_config = GenerationConfig(bos_token_id=pad, eos_token_id=[end, pad], pad_token_id=pad)
     model.save_pretrained(folder)
-    patch = model.config.vision_config.patch_size
+    patch = int(model.base_model.visual.patch_size)  # type: ignore[union-attr, arg-type]
     pixels = {"patch_size": patch, "merge_size": MERGE, "temporal_patch_size": 2, **ON_WHITE}
     size = {"shortest_edge": (MERGE * patch) ** 2, "longest_edge": 1 << 20}
     processor = Qwen2_5_VLProcessor(

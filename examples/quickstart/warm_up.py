@@ -1,4 +1,4 @@
-"""A new model's first lessons: shown right answers until it gives them now and then, and no longer.
+"""A new model's first lessons: what to believe of an answer, until it gives the right one now and then.
 
 The measure that ends it is the probability of the right answer word for word, known from the forward pass on
 pictures not yet learned from. Sampled at temperature 1 the model then is right about that often.
@@ -27,21 +27,29 @@ from seerl.policy.model import load_model
 from seerl.types import Completion, FloatArray, Media, Prompt, TrainingGroup
 
 Row = dict[str, Any]
-BATCH = 64
 ANSWER_WEIGHT = 40.0
 """How much more the answer proper counts than the words around it, which are learned soon enough."""
 RECENT = 4
 """Batches over which the probability of right answers is averaged."""
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One response to a problem, in which `answer` stands last, and the share of belief it is taught with."""
+
+    response: str
+    answer: str
+    share: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """A picture, a problem with `<image>`, and a right response, in which `answer` stands last."""
+    """A picture, a problem with `<image>`, and what to believe of its answer; the right choice comes
+    first."""
 
     image: Image.Image
     problem: str
-    response: str
-    answer: str
+    choices: tuple[Choice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +65,18 @@ def read_rows(file: Path) -> list[Row]:
     """The rows of a parquet file, pictures still encoded."""
     from pyarrow import parquet
 
-    return parquet.read_table(file).to_pylist()  # type: ignore[no-any-return]
+    return parquet.read_table(file).to_pylist()
 
 
-def lessons(rows: Sequence[Row], respond: Callable[[Row], str], seed: int) -> Iterator[Lesson]:
-    """Rows with their right responses, endlessly; every pass in another order, a function of the seed."""
+def lessons(rows: Sequence[Row], teach: Callable[[Row], tuple[Choice, ...]], seed: int) -> Iterator[Lesson]:
+    """Rows with what is taught of them, endlessly; every pass in another order, a function of the seed."""
     rng = random.Random(seed)
     while True:
         for row in rng.sample(rows, len(rows)):
             yield Lesson(
                 image=Image.open(io.BytesIO(row["images"][0]["bytes"])).convert("RGB"),
                 problem=row["problem"],
-                response=respond(row),
-                answer=row["answer"],
+                choices=teach(row),
             )
 
 
@@ -88,7 +95,7 @@ class Classroom:
         self._responses: dict[tuple[str, str], tuple[Completion, FloatArray]] = {}
 
     def groups(self, lessons: Sequence[Lesson]) -> list[TrainingGroup]:
-        """One group of one completion, the right response, per lesson; tokens' weights as advantages."""
+        """One group per lesson, a completion for each choice; tokens' weights as advantages."""
         features = self._processor.image_processor([x.image for x in lessons], return_tensors="pt")  # type: ignore[union-attr]
         grids = features["image_grid_thw"]
         patches = features["pixel_values"].split(grids.prod(dim=1).tolist())
@@ -109,16 +116,19 @@ class Classroom:
             unexpanded_token_ids=known.media.unexpanded_token_ids,
             features=features,
         )
-        completion, weights = self._response(lesson)
-        prompt = replace(known, media=media)
-        return TrainingGroup(prompt=prompt, completions=(completion,), advantages=(weights,))
+        taught = [self._response(choice) for choice in lesson.choices]
+        return TrainingGroup(
+            prompt=replace(known, media=media),
+            completions=tuple(completion for completion, _ in taught),
+            advantages=tuple(c.share * w for c, (_, w) in zip(lesson.choices, taught, strict=True)),
+        )
 
-    def _response(self, lesson: Lesson) -> tuple[Completion, FloatArray]:
-        key = (lesson.response, lesson.answer)
+    def _response(self, choice: Choice) -> tuple[Completion, FloatArray]:
+        key = (choice.response, choice.answer)
         if key not in self._responses:
-            encoded = self._tokenizer(lesson.response, return_offsets_mapping=True)
-            start = lesson.response.rindex(lesson.answer)
-            stop = start + len(lesson.answer)
+            encoded = self._tokenizer(choice.response, return_offsets_mapping=True)
+            start = choice.response.rindex(choice.answer)
+            stop = start + len(choice.answer)
             weights = [
                 ANSWER_WEIGHT if first < stop and last > start else 1.0
                 for first, last in encoded["offset_mapping"]
@@ -135,16 +145,18 @@ def warm_up(
     folder: Path,
     lessons: Iterator[Lesson],
     *,
-    until: float,
+    until: float = 1.0,
     most_steps: int,
+    batch_size: int = 64,
     lr: float = 1e-3,
     report: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Trains the model in `folder` on the lessons, `BATCH` a step, and saves it there.
+    """Trains the model in `folder` on the lessons, `batch_size` a step, and saves it there.
 
-    Ends after `most_steps`, or as soon as the probability of the right response, averaged over the last few
-    batches (each looked at before it is learned from), has reached `until`. No dropout, no randomness of its
-    own: the same folder and lessons give the same model on the same machine.
+    The learning rate falls over the second half of `most_steps`. Ends after these, or as soon as the
+    probability of the right response, averaged over the last few batches (each looked at before it is learned
+    from), has reached `until`. No dropout, no randomness of its own: the same folder and lessons give the
+    same model on the same machine.
     """
     classroom = Classroom(folder)
     loading = ModelConfig(model_path=str(folder), enable_gradient_checkpointing=False)
@@ -152,11 +164,13 @@ def warm_up(
     forward = PolicyForward(model, banned=(), temperature=1.0, autocast=None)
     parameters = list(model.module.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 8))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 8, max(0.1, 2 * (1 - step / most_steps)))
+    )
     recent: deque[float] = deque(maxlen=RECENT)
     progress = Progress(0, float("nan"), 0.0)
     for step in range(1, most_steps + 1):
-        groups = classroom.groups(list(itertools.islice(lessons, BATCH)))
+        groups = classroom.groups(list(itertools.islice(lessons, batch_size)))
         batch = forward.pack(groups)
         logprobs_M, _ = forward(batch)
         weights_M = batch.per_token(a for g in groups for a in g.advantages)
@@ -166,8 +180,9 @@ def warm_up(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        whole_R = torch.zeros(len(groups)).index_add_(0, batch.response_M, logprobs_M.detach())
-        recent.append(float(whole_R.exp().mean()))
+        whole_R = torch.zeros(len(batch.lengths_R)).index_add_(0, batch.response_M, logprobs_M.detach())
+        firsts = np.cumsum([0, *(len(g.completions) for g in groups[:-1])])
+        recent.append(float(whole_R[firsts].exp().mean()))
         progress = Progress(step, float(loss.detach()), sum(recent) / len(recent))
         if report is not None:
             report(progress)

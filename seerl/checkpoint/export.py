@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from seerl.checkpoint.store import HUGGINGFACE, STATE, checkpoint_steps, read_trainer_state
+from seerl.checkpoint.store import HUGGINGFACE, STATE, checkpoint_steps, load_tensors, read_trainer_state
 from seerl.errors import UserError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -37,7 +36,7 @@ def export(checkpoint: Path, out: Path, *, dtype: str | None = None, trust_remot
     auto = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
     model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     tensors = {"model": get_model_state_dict(model)}
-    dcp.load(tensors, checkpoint_id=checkpoint / STATE, no_dist=True)
+    load_tensors(tensors, checkpoint / STATE)
     set_model_state_dict(model, tensors["model"])
     model.to(DTYPES[dtype] if dtype else config.dtype or torch.float32)
     partial = out.with_name(f".{out.name}.partial")

@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class CheckpointStore:
         partial = self.folder / f".global_step_{step}.partial"
         with _written_whole(partial, final):
             (partial / HUGGINGFACE).mkdir(parents=True)
-            dcp.save(_tensors(trained, model_only), checkpoint_id=partial / STATE, no_dist=True)
+            save_tensors(_tensors(trained, model_only), partial / STATE)
             self._write_model_files(partial / HUGGINGFACE)
             (partial / "config.yaml").write_text(self._config_yaml, encoding="utf-8")
             state = {**trainer_state, "step": step, "model_only": model_only}
@@ -146,7 +147,7 @@ def load(path: Path, trained: Trained) -> dict[str, Any]:
     model_only = bool(trainer_state["model_only"])
     tensors = _tensors(trained, model_only)
     try:
-        dcp.load(tensors, checkpoint_id=path / STATE, no_dist=True)
+        load_tensors(tensors, path / STATE)
     except (dcp.api.CheckpointException, RuntimeError, ValueError, OSError) as error:
         raise UserError(
             f"checkpoint {path} does not fit this model or is damaged: {_cause(error)}"
@@ -158,6 +159,26 @@ def load(path: Path, trained: Trained) -> dict[str, Any]:
         set_optimizer_state_dict(trained.module, trained.optimizer, tensors["optimizer"])
         trained.scheduler.load_state_dict(trainer_state["scheduler"])
     return trainer_state
+
+
+def save_tensors(tensors: dict[str, Any], folder: Path) -> None:
+    """Writes a tree of tensors from this one process."""
+    with _one_process():
+        dcp.save(tensors, checkpoint_id=folder, no_dist=True)
+
+
+def load_tensors(tensors: dict[str, Any], folder: Path) -> None:
+    """Fills a tree of tensors in place."""
+    with _one_process():
+        dcp.load(tensors, checkpoint_id=folder, no_dist=True)
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    """torch warns that no process group is there; here none is meant to be."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def read_trainer_state(path: Path) -> dict[str, Any]:

@@ -1,17 +1,24 @@
-"""How much memory a run will take on one device, by part. An estimate before anything is loaded, not a
-promise.
+"""How much memory a run takes on one device, by part. An estimate before anything is loaded, not a promise.
 
-Parameters are counted from config.json: embeddings V x H (twice if untied), per layer attention
-2 H (heads + kv_heads) D and a gated MLP 3 H I; a vision tower likewise. Weights, gradients and AdamW's two
-moments take 4 bytes each unless configured otherwise. Activations per packed token and layer: with
-checkpointing the layer's input (2 H bytes in 16 bit) plus one layer's inside, without it about 34 H bytes
-(2205.05198, section 4.1, with flash-style attention), doubled in 32 bit.
+Parameters are counted from config.json: embeddings V H (twice if untied), per layer attention
+2 H D (heads + kv_heads) and a gated MLP 3 H I; a vision tower 4 H^2 + 3 H I per layer, its patch projection
+and the merger of m patches, m H (m H + H_out). In bytes, with P parameters, of which T are trained, s bytes
+per stored and c per computed value, over d devices if sharded:
+
+    weights P s / d, gradients T s / d, optimizer 2 T s / d (AdamW's two moments), reference P r / d
+    activations  tokens of a micro-batch x (layers H c + 17 H c) with checkpointing: each layer's input and
+                 one layer's inside; x layers 17 H c without (2205.05198, section 4.1: 34 H bytes in 16 bit)
+    generation   the engine's own weights P c (vLLM), and keys and values 2 layers kv_heads D c for each token
+                 of one group's n responses: the least that must fit
+
+Training and generation take turns, so of the last two only the larger counts.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,112 +26,152 @@ import psutil
 
 from seerl.config.schema import Config
 
+GIB = 2**30
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "bfloat16": 2, "float16": 2, "float32": 4, "auto": 2}
+_ADVICE = {
+    "weights": "take a smaller model, or set worker.actor.fsdp.torch_dtype=bf16",
+    "gradients": "take a smaller model, or set worker.actor.fsdp.torch_dtype=bf16",
+    "optimizer": "set worker.actor.optim.strategy=adamw_bf16",
+    "reference": "set algorithm.disable_kl=true, or worker.ref.fsdp.torch_dtype=bf16",
+    "activations": "lower worker.actor.micro_batch_size_per_device_for_update or "
+    "worker.actor.max_tokens_per_device, and keep worker.actor.model.enable_gradient_checkpointing=true",
+    "generation": "lower data.max_response_length or worker.rollout.n",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes by part, and for each part the keys that make it smaller."""
+    """Bytes by part."""
 
     parts: dict[str, float]
-    advice: dict[str, str] = field(
-        default_factory=lambda: {
-            "weights": "use a smaller model, or worker.actor.fsdp.torch_dtype=bf16",
-            "gradients": "use a smaller model, or worker.actor.fsdp.torch_dtype=bf16",
-            "optimizer": "set worker.actor.optim.strategy=adamw_bf16",
-            "reference": "set algorithm.disable_kl=true, or worker.ref.fsdp.enable_cpu_offload=true",
-            "activations": "lower worker.actor.micro_batch_size_per_device_for_update or set "
-            "worker.actor.max_tokens_per_device, and keep enable_gradient_checkpointing=true",
-            "engine": "lower worker.rollout.gpu_memory_utilization",
-        }
-    )
 
     @property
     def total(self) -> float:
-        """The most that is held at one time. Engine and training take turns where the engine can sleep."""
-        return sum(self.parts.values())
+        """The most that is held at one time."""
+        turns = ("activations", "generation")
+        held = sum(size for part, size in self.parts.items() if part not in turns)
+        return held + max(self.parts[part] for part in turns)
+
+    def advice(self, part: str) -> str:
+        """What makes the part smaller."""
+        return _ADVICE[part]
 
 
 def read_model_config(config: Config) -> dict[str, Any] | None:
-    """The model's config.json, if it is a local folder."""
-    path = Path(config.worker.actor.model.model_path or "") / "config.json"
-    if not config.worker.actor.model.model_path or not path.is_file():
+    """The model's config.json with `override_config` over it; None if it cannot be read here."""
+    given = config.worker.actor.model
+    if not given.model_path:
         return None
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
+        read = json.loads((Path(given.model_path).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    return {**read, **config.worker.actor.model.override_config} if isinstance(read, dict) else None
+    return {**read, **given.override_config} if isinstance(read, dict) else None
 
 
-def count_parameters(model: dict[str, Any]) -> float | None:
-    """Parameters by the shapes in config.json; None where they are not told in the usual names."""
-    text = {**model, **model.get("text_config", {})}
-    try:
-        hidden, layers, vocabulary = text["hidden_size"], text["num_hidden_layers"], text["vocab_size"]
-        heads, inner = text["num_attention_heads"], text["intermediate_size"]
-    except KeyError:
+def _text(model: dict[str, Any]) -> dict[str, Any]:
+    inner = model.get("text_config")
+    return {**model, **inner} if isinstance(inner, dict) else model
+
+
+def _size(values: dict[str, Any], *names: str) -> int:
+    """The first of the names that holds a whole number; 0 if none does."""
+    return next((v for name in names if isinstance(v := values.get(name), int)), 0)
+
+
+def context_length(model: dict[str, Any]) -> int | None:
+    """Tokens that the model's positions reach; None if its config does not say."""
+    return _size(_text(model), "max_position_embeddings", "n_positions") or None
+
+
+def count_parameters(model: dict[str, Any]) -> tuple[int, int] | None:
+    """Parameters of the language model and of the vision tower; None where the usual names are missing."""
+    text = _text(model)
+    hidden, layers = _size(text, "hidden_size", "n_embd"), _size(text, "num_hidden_layers", "n_layer")
+    heads, vocabulary = _size(text, "num_attention_heads", "n_head"), _size(text, "vocab_size")
+    if not (hidden and layers and heads and vocabulary):
         return None
-    head = text.get("head_dim") or hidden // heads
-    kv_heads = text.get("num_key_value_heads") or heads
-    experts = text.get("num_experts") or text.get("num_local_experts") or 1
-    expert_inner = text.get("moe_intermediate_size") or inner
-    layer = 2 * hidden * head * (heads + kv_heads) + 3 * hidden * (
-        inner if experts == 1 else experts * expert_inner
-    )
-    embeddings = vocabulary * hidden * (1 if text.get("tie_word_embeddings") else 2)
-    return float(layers * layer + embeddings + _vision_parameters(model.get("vision_config") or {}))
+    head = _size(text, "head_dim") or hidden // heads
+    attention = 2 * hidden * head * (heads + (_size(text, "num_key_value_heads") or heads))
+    inner = _size(text, "intermediate_size") or 4 * hidden
+    if experts := _size(text, "num_experts", "num_local_experts", "n_routed_experts"):
+        inner = experts * (_size(text, "moe_intermediate_size") or inner)
+    tied = text.get("tie_word_embeddings", True)
+    language = layers * (attention + 3 * hidden * inner) + vocabulary * hidden * (1 if tied else 2)
+    vision = model.get("vision_config")
+    return language, _vision_parameters(vision if isinstance(vision, dict) else {})
 
 
-def _vision_parameters(vision: dict[str, Any]) -> float:
-    hidden = vision.get("hidden_size") or vision.get("embed_dim") or 0
-    depth = vision.get("depth") or vision.get("num_hidden_layers") or 0
-    inner = vision.get("intermediate_size") or 4 * hidden
-    return float(depth * (4 * hidden * hidden + 3 * hidden * inner))
+def _vision_parameters(vision: dict[str, Any]) -> int:
+    hidden, depth = _size(vision, "embed_dim", "hidden_size"), _size(vision, "depth", "num_hidden_layers")
+    inner = _size(vision, "intermediate_size") or 4 * hidden
+    patch = 3 * (_size(vision, "temporal_patch_size") or 1) * _size(vision, "patch_size") ** 2 * hidden
+    merged = _size(vision, "spatial_merge_size") ** 2 * hidden
+    merger = merged * (merged + (_size(vision, "out_hidden_size") or hidden))
+    return depth * (4 * hidden * hidden + 3 * hidden * inner) + patch + merger
 
 
 def memory_estimate(config: Config) -> MemoryEstimate | None:
     """The estimate per device; None where the model's shapes are not known here."""
     model = read_model_config(config)
-    parameters = count_parameters(model) if model else None
-    if model is None or parameters is None:
+    counted = count_parameters(model) if model else None
+    if model is None or counted is None:
         return None
-    actor = config.worker.actor
-    bf16_master = actor.optim.strategy == "adamw_bf16" or actor.fsdp.torch_dtype in ("bf16", "fp16")
-    stored = 2 if bf16_master else 4
-    parts = {
-        "weights": parameters * stored,
-        "gradients": parameters * stored,
-        "optimizer": 2 * parameters * stored,
-        "activations": _activations(config, model),
-    }
+    actor, ref = config.worker.actor, config.worker.ref
+    parameters = sum(counted)
+    trained = counted[0] if actor.model.freeze_vision_tower else parameters
+    in_16_bit = actor.optim.strategy == "adamw_bf16" or actor.fsdp.torch_dtype in ("bf16", "fp16")
+    stored = (2 if in_16_bit else 4) / _shards(config, actor.fsdp.enable_full_shard)
+    parts = {"weights": parameters * stored, "gradients": trained * stored, "optimizer": 2 * trained * stored}
     if not config.algorithm.disable_kl and config.algorithm.kl_coef > 0:
-        offloaded = config.worker.ref.fsdp.enable_cpu_offload or config.worker.ref.offload.offload_params
-        parts["reference"] = (
-            0.0 if offloaded else parameters * BYTES[config.worker.ref.fsdp.torch_dtype or "fp32"]
-        )
+        away = on_gpu(config) and (ref.fsdp.enable_cpu_offload or ref.offload.offload_params)
+        width = BYTES[ref.fsdp.torch_dtype or "fp32"] / _shards(config, ref.fsdp.enable_full_shard)
+        parts["reference"] = 0.0 if away else parameters * width
+    parts["activations"] = _activations(config, _text(model))
+    parts["generation"] = _generation(config, _text(model), parameters)
     return MemoryEstimate(parts)
 
 
-def _activations(config: Config, model: dict[str, Any]) -> float:
-    text = {**model, **model.get("text_config", {})}
+def _shards(config: Config, sharded: bool) -> int:
+    per_node = config.trainer.n_gpus_per_node
+    return 1 if per_node == "auto" or not sharded else max(per_node, 1) * config.trainer.nnodes
+
+
+def _activations(config: Config, text: dict[str, Any]) -> float:
     actor, data = config.worker.actor, config.data
+    hidden, layers = _size(text, "hidden_size", "n_embd"), _size(text, "num_hidden_layers", "n_layer")
     width = BYTES[actor.fsdp.mp_param_dtype]
-    group = data.max_prompt_length + config.worker.rollout.n * data.max_response_length
-    budget = actor.max_tokens_per_device or actor.micro_batch_size_per_device_for_update * (
-        data.max_prompt_length + data.max_response_length
-    )
-    tokens = max(budget, group if actor.share_prefix else 0)
-    per_layer = 17 * text["hidden_size"] * width
-    layers = text["num_hidden_layers"]
-    if actor.model.enable_gradient_checkpointing:
-        return float(tokens * (layers * text["hidden_size"] * width + per_layer))
-    return float(tokens * layers * per_layer)
+    longest = data.max_prompt_length + data.max_response_length
+    tokens = actor.max_tokens_per_device or actor.micro_batch_size_per_device_for_update * longest
+    layer = 17 * hidden * width
+    held = layers * hidden * width + layer if actor.model.enable_gradient_checkpointing else layers * layer
+    return float(max(tokens, longest) * held)
+
+
+def _generation(config: Config, text: dict[str, Any], parameters: int) -> float:
+    rollout, data = config.worker.rollout, config.data
+    hidden, layers = _size(text, "hidden_size", "n_embd"), _size(text, "num_hidden_layers", "n_layer")
+    heads = _size(text, "num_attention_heads", "n_head")
+    head = _size(text, "head_dim") or hidden // heads
+    token = 2 * layers * (_size(text, "num_key_value_heads") or heads) * head * BYTES[rollout.dtype]
+    vllm = rollout.name == "vllm" or (rollout.name == "auto" and find_spec("vllm") is not None)
+    prompts = 1 if vllm else rollout.n  # vLLM's prefix cache holds a group's prompt once
+    tokens = prompts * data.max_prompt_length + rollout.n * data.max_response_length
+    return float(token * tokens + (parameters * BYTES[rollout.dtype] if vllm else 0))
+
+
+def on_gpu(config: Config) -> bool:
+    """Whether the run uses GPUs. Only asks torch where the configuration leaves it to the machine."""
+    if config.trainer.n_gpus_per_node != "auto":
+        return config.trainer.n_gpus_per_node > 0
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def total_memory(config: Config) -> tuple[str, float]:
-    """The device's name and its memory in bytes."""
-    if config.trainer.n_gpus_per_node != 0:
+    """The name of one device on this machine and its memory in bytes."""
+    if on_gpu(config):
         import torch
 
         if torch.cuda.is_available():

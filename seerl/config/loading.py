@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import difflib
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from seerl.config.deprecated import replace_deprecated
+from seerl.config.keys import accepts, allowed, choices, is_section, known_keys, nearest_key
 from seerl.config.schema import Config
+from seerl.config.yaml_values import read_yaml, write_yaml
 from seerl.errors import UserError
 
 
@@ -28,104 +30,95 @@ class Loaded:
 
 
 def load_config(args: Sequence[str]) -> Loaded:
-    """Reads the file named by `config=`, then the overrides in order; later wins.
+    """Reads the files named by `config=`, then the overrides; of each, later wins.
 
     Raises:
         UserError: naming every unknown key, wrong type and value out of range at once.
     """
-    values: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     problems: list[str] = []
+    notes: list[str] = []
     for argument in args:
         key, separator, text = argument.partition("=")
-        if not separator or not key:
-            problems.append(f"{argument!r} is not key=value{_without_dashes(argument)}")
-        elif key == "config":
-            values = _merged(_read_file(text), values)
-        elif key.startswith("-"):
-            problems.append(f"{argument!r}: keys have no dashes; write {argument.lstrip('-')}")
-        else:
-            try:
-                values = _merged(values, _nested(key, _parse(text)))
-            except (yaml.YAMLError, ValueError) as error:
-                problems.append(f"{key}={text}: not a YAML value ({_first_line(error)})")
-    values = _resolved(values, problems)
-    notes = replace_deprecated(values)
+        try:
+            if key.startswith("-"):
+                bare = argument.lstrip("-")
+                raise ValueError(
+                    f"{argument}: keys have no dashes; write {bare if separator else bare + '=VALUE'}"
+                )
+            if not separator or not key:
+                raise ValueError(f"{argument!r} is not key=value")
+            if key == "config":
+                files = _merged(files, _current(_read_file(text), notes))
+            else:
+                overrides = _merged(overrides, _current(_override(key, text), notes))
+        except ValueError as error:
+            problems.append(str(error))
+    defaults = Config().model_dump(mode="json")  # an interpolation may name a key that nobody set
+    read_well = len(problems)
+    values = _resolved(_merged(defaults, _merged(files, overrides)), problems)
     config = None
     try:
-        config = Config.model_validate(_parsed_dicts(values, Config))
+        config = Config.model_validate(_unquoted(values, Config))
     except ValidationError as error:
-        problems += [_problem(detail) for detail in error.errors()]
+        told = "${" if len(problems) > read_well else None
+        details = [d for d in error.errors() if told is None or told not in str(d["input"])]
+        problems += dict.fromkeys(map(_problem, details))
     if problems or config is None:
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise UserError(f"the configuration has {count}:\n" + "\n".join(f"  - {p}" for p in problems))
-    return Loaded(_with_save_path(config), notes)
+    return Loaded(_with_save_path(config), list(dict.fromkeys(notes)))
 
 
 def dump_config(config: Config) -> str:
     """YAML that loads to the same configuration."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
-    """Every key of the schema with its pydantic field, sections included, in the order of the schema."""
-    keys: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        keys[prefix + name] = field
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys |= known_keys(field.annotation, f"{prefix}{name}.")
-    return keys
-
-
-def nearest_key(key: str) -> str | None:
-    """The known key a misspelt one most likely means: by the whole, else by its last part."""
-    keys = list(known_keys())
-    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.75)
-    if close:
-        return close[0]
-    leaf = key.rpartition(".")[2]
-    leaves = {k.rpartition(".")[2]: k for k in reversed(keys)}
-    close = difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.7)
-    return leaves[close[0]] if close else None
+    return write_yaml(_escaped(config.model_dump(mode="json")))
 
 
 def _read_file(name: str) -> dict[str, Any]:
     path = Path(name)
-    if not path.is_file():
-        raise UserError(f"config={name}: there is no such file (looked in {Path.cwd()})")
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"config={name} is not YAML: {' '.join(str(error).split())}") from error
-    if read is None:
-        return {}
-    if not isinstance(read, dict):
-        kind = type(read).__name__
-        raise UserError(f"config={name}: sections (data:, worker:, ...) are expected, not a {kind}")
-    return read
+        read = read_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"config={name}: there is no such file (looked in {Path.cwd()})") from None
+    except OSError as error:
+        raise ValueError(f"config={name}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"config={name}: not a YAML file ({error})") from None
+    if read is not None and not isinstance(read, dict):
+        raise ValueError(f"config={name}: sections (data:, worker:, ...) are expected at its top")
+    return read or {}
 
 
-def _parse(text: str) -> Any:
-    if text.strip() in ("None", "null"):
-        return None
-    return _number(yaml.safe_load(text))
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 takes 1e-6 for a string; people mean the number."""
-    if isinstance(value, str):
-        try:
-            return float(value) if "e" in value.lower() else value
-        except ValueError:
-            return value
-    return value
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        if not part:
-            raise ValueError("an empty part in the key")
+def _override(key: str, text: str) -> dict[str, Any]:
+    """The override as nested mappings. Its value is YAML, or where text is expected, what was typed."""
+    if not all(key.split(".")):
+        raise ValueError(f"{key}={text}: a part of the key is empty")
+    field = known_keys().get(key)
+    try:
+        typed = field is not None and _is_text(text.strip(), field)
+        value: Any = text if typed else read_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{key}={text}: not a YAML value ({error})") from None
+    first, *rest = key.split(".")
+    for part in reversed(rest):
         value = {part: value}
-    return dict(value)
+    return {first: value}
+
+
+def _is_text(text: str, field: FieldInfo) -> bool:
+    """Whether the value is meant as typed: not null, not quoted, no list or mapping where one may be."""
+    if not accepts(field, str) or (accepts(field, type(None)) and text in ("", "~", "null", "None")):
+        return False
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    container = {"[": tuple, "{": dict}.get(text[:1])
+    return not quoted and not (container and accepts(field, container))
+
+
+def _current(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    notes += replace_deprecated(values)
+    return values
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -133,53 +126,80 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     out = dict(below)
     for key, value in above.items():
         old = out.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        out[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
+        out[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return out
 
 
 def _resolved(values: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Interpolations (`${data.seed}`, `${oc.env:HOME}`) replaced by what they stand for."""
+    if "${" not in repr(values):
+        return values
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
-        problems.append(f"an interpolation cannot be resolved: {_first_line(error)}")
-        return {}
-    return {str(k): v for k, v in resolved.items()} if isinstance(resolved, dict) else {}
+    except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
+        key = getattr(error, "full_key", None)
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        problems.append(f"{key + ': ' if key else ''}cannot be resolved ({why})")
+        return values
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}
 
 
-def _parsed_dicts(values: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Quoted mappings (`val_override_config='{"n": 16}'`) where a mapping is expected, numbers written as
-    1e-6."""
+def _escaped(value: Any) -> Any:
+    """Text as it must stand in a file so that it is not taken for an interpolation."""
+    if isinstance(value, dict):
+        return {key: _escaped(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_escaped(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def _unquoted(values: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Mappings and lists given as text (`val_override_config: '{"n": 16}'`) read where one is expected."""
     out: dict[str, Any] = {}
     for name, value in values.items():
         field = model.model_fields.get(name)
-        inner = field.annotation if field is not None else None
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(value, dict):
-            out[name] = _parsed_dicts(value, inner)
-        elif isinstance(value, str) and "dict[" in str(inner) and value.lstrip().startswith("{"):
-            out[name] = _mapping(value)
-        else:
-            out[name] = _number(value) if "float" in str(inner) else value
+        if field is not None and is_section(field):
+            if value is None:  # `worker:` with nothing under it
+                continue
+            assert isinstance(field.annotation, type)
+            value = _unquoted(value, field.annotation) if isinstance(value, dict) else value
+        elif field is not None and isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+            kind = dict if value.lstrip().startswith("{") else tuple
+            value = _read_again(value) if accepts(field, kind) else value
+        out[name] = value
     return out
 
 
-def _mapping(text: str) -> Any:
+def _read_again(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError:
-            return text
+        return read_yaml(text)
+    except ValueError:
+        return text
 
 
 def _problem(detail: Any) -> str:
-    key = ".".join(str(part) for part in detail["loc"])
+    """One line: the key, its value, what is allowed, and what was probably meant."""
+    location = [str(part) for part in detail["loc"]]
+    key = ".".join(location)
+    keys = known_keys()
     if detail["type"] == "extra_forbidden":
         near = nearest_key(key)
         return f"{key}: unknown key" + (f"; did you mean `{near}`?" if near else "")
-    return f"{key}={detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    while key not in keys and location:  # below the key, pydantic names the alternative it tried
+        location.pop()
+        key = ".".join(location)
+    field = keys[key]
+    value = detail["input"]
+    if is_section(field):
+        return f"{key}={value!r}: a section is expected, with keys such as {_first_key(key)}"
+    text = f"{key}={value!r}: allowed is {allowed(field)}"
+    near_words = difflib.get_close_matches(str(value), choices(field.annotation), n=1, cutoff=0.5)
+    return text + (f"; did you mean {near_words[0]}?" if near_words else "")
+
+
+def _first_key(section: str) -> str:
+    return next(key for key in known_keys() if key.startswith(f"{section}."))
 
 
 def _with_save_path(config: Config) -> Config:
@@ -188,11 +208,3 @@ def _with_save_path(config: Config) -> Config:
         return config
     path = str(Path("checkpoints") / trainer.project_name / trainer.experiment_name)
     return config.model_copy(update={"trainer": trainer.model_copy(update={"save_checkpoint_path": path})})
-
-
-def _without_dashes(argument: str) -> str:
-    return f"; keys have no dashes: write {argument.lstrip('-')}=VALUE" if argument.startswith("-") else ""
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]

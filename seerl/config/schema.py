@@ -7,28 +7,52 @@ are in `checks.py`; so is the list of values that this version knows but does no
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Dtype = Literal["bf16", "fp16", "fp32"]
+from seerl.config.frozen import FrozenDict, Mapping
+from seerl.config.model_schema import (
+    ActorConfig,
+    CriticConfig,
+    FsdpConfig,
+    LoraConfig,
+    ModelConfig,
+    OffloadConfig,
+    OptimConfig,
+    RefConfig,
+)
+from seerl.config.section import Section
+
+__all__ = [
+    "ActorConfig",
+    "AlgorithmConfig",
+    "Config",
+    "CriticConfig",
+    "DataConfig",
+    "FsdpConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "OffloadConfig",
+    "OptimConfig",
+    "RefConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "TrainerConfig",
+    "WorkerConfig",
+]
+
 TrackerName = Literal["console", "file", "wandb", "swanlab", "tensorboard", "mlflow", "trackio"]
-
-
-class Section(BaseModel):
-    """Frozen after loading; unknown keys are errors; the text under a key is its documentation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class DataConfig(Section):
     """The data sets and how their rows become prompts."""
 
-    train_files: str | list[str] = ""
+    train_files: str | tuple[str, ...] = ""
     """`org/name@split` on the Hugging Face Hub (ModelScope with USE_MODELSCOPE_HUB=1), a local parquet, json,
     jsonl, csv or arrow file, or a folder of them; `@split` is optional (train). A comma list or YAML list
     joins several; an optional `*weight` behind an entry sets the mix."""
-    val_files: str | list[str] = ""
+    val_files: str | tuple[str, ...] = ""
     """The validation data, given like train_files; empty: no validation."""
     prompt_key: str = "prompt"
     """Column of the prompt: text with an `<image>` for each image, or a list of chat messages."""
@@ -107,9 +131,9 @@ class AlgorithmConfig(Section):
     """Weight of the KL; 0: no reference model."""
     kl_type: Literal["fixed", "adaptive"] = "fixed"
     """Whether kl_coef moves so that the KL in the reward nears kl_target."""
-    kl_horizon: float = Field(10000.0, gt=0)
+    kl_horizon: float = Field(10000.0, ge=0)
     """Samples over which the adaptive controller moves."""
-    kl_target: float = Field(0.1, gt=0)
+    kl_target: float = Field(0.1, ge=0)
     """KL that the adaptive controller aims at."""
     online_filtering: bool = False
     """Keep a group only where filter_low < its mean filter_key < filter_high; generate more until the batch
@@ -142,180 +166,6 @@ class AlgorithmConfig(Section):
     """Every so many steps the reference moves towards the policy."""
     ref_sync_mix: float = Field(0.6, ge=0, le=1)
     """The policy's share in the moved reference."""
-
-
-class LoraConfig(Section):
-    """Low-rank adapters."""
-
-    rank: int = Field(0, ge=0)
-    """Rank of the adapters; 0: all weights are trained."""
-    alpha: int = Field(64, gt=0)
-    """Scale of the adapters, over rank."""
-    target_modules: str | list[str] = "all-linear"
-    """Modules that get adapters."""
-    exclude_modules: str | list[str] | None = None
-    """Pattern or names of modules that get none."""
-
-
-class ModelConfig(Section):
-    """The model to train."""
-
-    model_path: str | None = None
-    """Folder or hub id of a causal or image-text model."""
-    tokenizer_path: str | None = None
-    """Folder or hub id of tokenizer and processor; null: model_path."""
-    override_config: dict[str, Any] = {}
-    """Values that replace those of the model's config.json."""
-    trust_remote_code: bool = False
-    """Whether code that comes with the model may run."""
-    enable_gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    freeze_vision_tower: bool = False
-    """The vision tower is not trained."""
-    lora: LoraConfig = LoraConfig()
-    """Low-rank adapters."""
-
-
-class OptimConfig(Section):
-    """The optimizer and its schedule."""
-
-    lr: float = Field(1e-6, gt=0)
-    """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates."""
-    weight_decay: float = Field(1e-2, ge=0)
-    """AdamW's weight decay."""
-    strategy: Literal["adamw", "adamw_bf16"] = "adamw"
-    """`adamw_bf16` holds weights and moments in bfloat16: a third of the memory, coarser updates."""
-    lr_warmup_ratio: float = Field(0.0, ge=0, le=1)
-    """Share of all optimizer steps in which the learning rate rises to its peak."""
-    lr_warmup_steps: int | None = Field(None, ge=0)
-    """The same in steps; takes precedence."""
-    lr_scheduler_type: Literal["constant", "cosine"] = "constant"
-    """What follows the warm-up."""
-    min_lr_ratio: float | None = Field(None, ge=0, le=1)
-    """Where the cosine ends, as a share of lr; null: 0."""
-
-
-class FsdpConfig(Section):
-    """How a model lies on its devices. On one device only the types matter."""
-
-    enable_full_shard: bool = True
-    """Shard weights, gradients and optimizer state over devices."""
-    enable_cpu_offload: bool = False
-    """Keep the shards in CPU memory between uses."""
-    enable_rank0_init: bool = True
-    """One rank reads the weights and hands them on."""
-    fsdp_size: int = Field(-1, ge=-1)
-    """Devices in a shard group; fewer than there are gives hybrid sharding; -1: all."""
-    torch_dtype: Dtype | None = None
-    """Type of the stored weights; null: fp32 master weights."""
-    mp_param_dtype: Dtype = "bf16"
-    """Type to compute in."""
-    mp_reduce_dtype: Dtype = "fp32"
-    """Type in which gradients are summed over devices."""
-    mp_buffer_dtype: Dtype = "fp32"
-    """Type of buffers."""
-    use_orig_params: bool = False
-    """Accepted for EasyR1's configurations; without effect in FSDP2."""
-
-
-class OffloadConfig(Section):
-    """What moves to CPU memory while the rollout engine runs."""
-
-    offload_params: bool = False
-    """Weights."""
-    offload_optimizer: bool = False
-    """Optimizer state."""
-
-
-class BatchConfig(Section):
-    """Batch sizes of a trained model."""
-
-    global_batch_size: int = Field(256, gt=0)
-    """PROMPTS per optimizer step, over all devices; must divide data.rollout_batch_size."""
-    micro_batch_size_per_device_for_update: int = Field(4, gt=0)
-    """Samples per forward and backward pass on one device; with dynamic_batching it sets the token budget:
-    that many samples of max_prompt_length + max_response_length."""
-    micro_batch_size_per_device_for_experience: int = Field(16, gt=0)
-    """The same for passes that compute log-probabilities alone."""
-    max_tokens_per_device: int | None = Field(None, gt=0)
-    """The token budget of a micro-batch outright."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled down to this norm."""
-    ppo_epochs: int = Field(1, gt=0)
-    """Passes over each rollout batch."""
-    padding_free: bool = True
-    """Pack responses one after another without padding; false: each is computed on its own."""
-    dynamic_batching: bool = True
-    """Cut micro-batches by tokens instead of by samples."""
-    ulysses_size: int = Field(1, gt=0)
-    """Devices that share one sequence; divides the device count."""
-    model: ModelConfig = ModelConfig()
-    """The model."""
-    optim: OptimConfig = OptimConfig()
-    """The optimizer."""
-    fsdp: FsdpConfig = FsdpConfig()
-    """Sharding and types."""
-    offload: OffloadConfig = OffloadConfig()
-    """Offloading while the rollout engine runs."""
-
-
-class ActorConfig(BatchConfig):
-    """The policy: model, batch sizes, loss, optimizer."""
-
-    clip_ratio_low: float = Field(0.2, ge=0)
-    """How far below 1 the ratio may go."""
-    clip_ratio_high: float = Field(0.3, ge=0)
-    """How far above 1 the ratio may go."""
-    clip_ratio_dual: float = Field(3.0, gt=1)
-    """Bound on the loss of tokens with negative advantage, in units of the advantage."""
-    loss_avg_mode: Literal["token", "seq", "seq_sum", "seq_sum_norm"] = "token"
-    """How token losses are averaged over the whole optimizer step."""
-    loss_type: Literal[
-        "default",
-        "gspo",
-        "gspo_token",
-        "cispo",
-        "sapo",
-        "gmpo",
-        "gpg",
-        "clip_cov",
-        "kl_cov",
-        "vespo",
-        "luspo",
-    ] = "default"
-    """The policy loss."""
-    tau_positive: float = Field(1.0, gt=0)
-    """Temperature of sapo's gate where the advantage is not negative."""
-    tau_negative: float = Field(1.05, gt=0)
-    """Temperature of sapo's gate where it is negative."""
-    entropy_coef: float = Field(0.0, ge=0)
-    """Weight of an entropy bonus."""
-    cov_share: float = Field(2e-4, gt=0, le=1)
-    """Share of tokens that clip_cov and kl_cov act on."""
-    cov_kl_coef: float = Field(1.0, ge=0)
-    """Weight of kl_cov's penalty."""
-    share_prefix: bool = True
-    """A group's prompt and its images are computed once for all n responses."""
-    use_torch_compile: bool = True
-    """Compile the log-probabilities on GPUs; without effect on the CPU."""
-
-
-class CriticConfig(BatchConfig):
-    """The critic of gae."""
-
-    cliprange_value: float = Field(0.5, gt=0)
-    """How far a value may move from its old one."""
-
-
-class RefConfig(Section):
-    """The frozen reference model; it is built only where KL is used."""
-
-    fsdp: FsdpConfig = FsdpConfig()
-    """Types, and whether it lies in CPU memory between passes (enable_cpu_offload)."""
-    offload: OffloadConfig = OffloadConfig()
-    """Offloading."""
 
 
 class RolloutConfig(Section):
@@ -355,17 +205,17 @@ class RolloutConfig(Section):
     """vLLM does not log its statistics."""
     disable_tqdm: bool = False
     """Accepted for EasyR1's configurations; generation shows no bar of its own."""
-    val_override_config: dict[str, Any] = {}
+    val_override_config: Mapping = FrozenDict()
     """Sampling of validation where it differs: temperature, top_p, top_k, n, max_tokens, seed, ignore_eos."""
 
 
 class RewardConfig(Section):
     """How answers are scored."""
 
-    reward_function: str | list[dict[str, Any]] | None = None
+    reward_function: str | tuple[Mapping, ...] | None = None
     """`FILE:NAME` (NAME defaults to main), the name of a built-in reward, or a list of {function, weight,
     name, kwargs} whose weighted sum is the reward."""
-    reward_function_kwargs: dict[str, Any] = {}
+    reward_function_kwargs: Mapping = FrozenDict()
     """Passed to the function."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the response that the function gets."""
@@ -405,11 +255,11 @@ class TrainerConfig(Section):
     """Groups runs in trackers and folders."""
     experiment_name: str = Field("demo", min_length=1)
     """Names the run; the same name resumes it."""
-    logger: list[TrackerName] = ["console"]
+    logger: tuple[TrackerName, ...] = ("console",)
     """The trackers."""
     nnodes: int = Field(1, gt=0)
     """Machines."""
-    n_gpus_per_node: int | Literal["auto"] = "auto"
+    n_gpus_per_node: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """GPUs per machine; auto: what the machine has; 0: the CPU."""
     max_try_make_batch: int = Field(20, ge=-1)
     """Rounds of generation to fill a filtered batch; -1: no limit."""

@@ -130,6 +130,16 @@ def kind_of(problem: str) -> str:
     return _OPENINGS[opening[1]]
 
 
+def answers_to(problem: str) -> tuple[str, ...]:
+    """The answers that make sense of a problem before one looks."""
+    kind = kind_of(problem)
+    if kind == "size":
+        return tuple(re.findall("|".join(COLOURS), problem))
+    if kind == "count":
+        return tuple(str(n) for n in range(1, MOST_SHAPES + 1))
+    return tuple(COLOURS) if kind == "colour" else SHAPES
+
+
 def examples(seed: int) -> Iterator[Example]:
     """An endless stream, the kinds in turn, the same for the same seed."""
     rng = random.Random(seed)

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+from seerl.config.frozen import thawed
 from seerl.config.schema import FsdpConfig, ModelConfig
 from seerl.errors import UserError
 from seerl.policy.attention import PACKED, VISION_SEGMENTS
@@ -75,7 +76,7 @@ def _load_config(config: ModelConfig) -> PretrainedConfig:
         raise UserError(f"worker.actor.model.model_path={path}: the folder has no config.json")
     try:
         return AutoConfig.from_pretrained(
-            path, trust_remote_code=config.trust_remote_code, **config.override_config
+            path, trust_remote_code=config.trust_remote_code, **thawed(config.override_config)
         )
     except (OSError, ValueError) as error:
         raise UserError(

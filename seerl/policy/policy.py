@@ -14,7 +14,7 @@ from seerl.policy.loss import LossSettings, StepMetrics, micro_batch_loss
 from seerl.policy.model import DTYPES, LoadedModel, load_model, named_weights
 from seerl.policy.optim import make_optimizer, make_scheduler
 from seerl.policy.packing import G
-from seerl.types import FloatArray, TrainingBatch
+from seerl.types import FloatArray, TrainingBatch, TrainingGroup
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Policy:
         A gradient that is not finite changes nothing: the step is left out and counted.
         """
         metrics = StepMetrics()
-        units = self.forward.units(batch.groups)
+        units = self.forward.units(self._teaching(batch.groups))
         for members in self.forward.cut(units, self.update_limit):
             chosen = [units[i] for i in members]
             packed = self.forward.pack(chosen)
@@ -115,6 +115,15 @@ class Policy:
             "actor/lr": lr,
             "actor/skipped_updates": float(not finite),
         }
+
+    def _teaching(self, groups: Sequence[TrainingGroup]) -> Sequence[TrainingGroup]:
+        """The groups that give a gradient: without KL and entropy terms those of zero advantage give none.
+
+        They still count in the averages; the step's figures are then means over the rest.
+        """
+        if self.settings.kl_coef > 0 or self.settings.entropy_coef > 0:
+            return groups
+        return [g for g in groups if any(a.any() for a in g.advantages)] or groups[:1]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The present weights by their `state_dict` names."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from seerl.config import Config
+from seerl.config.frozen import thawed
 from seerl.errors import UserError
 from seerl.rollout.engine import Sampled, Sampling
 from seerl.types import Completion, Prompt
@@ -189,7 +190,7 @@ def engine_arguments(config: Config, *, max_images: int, can_sleep: bool) -> dic
         "model": model.model_path,
         "tokenizer": model.tokenizer_path or model.model_path,
         "trust_remote_code": model.trust_remote_code,
-        "hf_overrides": _overrides(dict(model.override_config), untie=not can_sleep),
+        "hf_overrides": _overrides(thawed(model.override_config), untie=not can_sleep),
         "dtype": DTYPES.get(rollout.dtype, rollout.dtype),
         "max_model_len": length,
         # A prompt is never cut between steps without chunked prefill, so one must fit.
@@ -279,7 +280,7 @@ def _banning(banned: Sequence[int]) -> type:
     ids = list(banned)
 
     class BannedTokens(LogitsProcessor):
-        def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
+        def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
             self._ids = torch.tensor(ids, dtype=torch.long, device=device)
 
         def is_argmax_invariant(self) -> bool:

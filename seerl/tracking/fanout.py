@@ -118,6 +118,7 @@ def _open(name: str, info: RunInfo) -> Tracker:
         tracker: Tracker = getattr(import_module(module), cls)(info)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"trainer.logger has {name}, but the package {error.name} is not installed: pip install 'seerl[{name}]'"
+            f"trainer.logger has {name}, but the package {error.name} is not installed: "
+            f"pip install 'seerl[{name}]'"
         ) from error
     return tracker

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import netrc
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
 import wandb
 
@@ -20,7 +23,6 @@ class WandbTracker:
     """One run; WANDB_MODE and the other WANDB_* variables are wandb's own and are honoured."""
 
     def __init__(self, info: RunInfo) -> None:
-        mode = _mode()
         info.run_dir.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=info.project,
@@ -29,7 +31,7 @@ class WandbTracker:
             dir=os.environ.get("WANDB_DIR", str(info.run_dir)),
             id=info.run_id,
             resume="allow" if info.run_id else None,
-            mode=mode,
+            mode=_mode(),
             settings=wandb.Settings(console="off", silent=True),
         )
         # Steps are a metric of their own: a resumed run may repeat some, which wandb's own counter refuses.
@@ -45,10 +47,10 @@ class WandbTracker:
         self._run.log({**metrics, "training_step": step})
 
     def log_generations(self, generations: Sequence[Generation], step: int) -> None:
-        """A table with the images in it."""
-        table = wandb.Table(columns=[*COLUMNS, "images"])
+        """A table with the first image of each answer in it."""
+        table = wandb.Table(columns=[*COLUMNS, "image"])
         for generation in generations:
-            images = [wandb.Image(image) for image in generation.images]
+            images = [wandb.Image(image) for image in generation.images[:1]]
             table.add_data(*as_row(generation, step), images[0] if images else None)
         self._run.log({"val/generations": table, "training_step": step})
 
@@ -57,23 +59,18 @@ class WandbTracker:
         self._run.finish(exit_code=exit_code)
 
 
-def _mode() -> str | None:
+def _mode() -> Literal["offline"] | None:
     """None leaves the choice to wandb; offline where it would have to ask for a key and nobody is there."""
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return None
     if _stored_key() or sys.stdin.isatty():
         return None
-    log.warning(
-        "wandb: no WANDB_API_KEY and no terminal to ask at, so the run is tracked offline (wandb sync uploads it)"
-    )
+    log.warning("wandb: no WANDB_API_KEY and nobody to ask, so it is offline; upload with `wandb sync`")
     return "offline"
 
 
 def _stored_key() -> bool:
     """Whether `wandb login` has left a key on this machine."""
-    import netrc
-    from pathlib import Path
-
     try:
         hosts = netrc.netrc(os.environ.get("NETRC", str(Path.home() / ".netrc"))).hosts
     except (OSError, netrc.NetrcParseError):
