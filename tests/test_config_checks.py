@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seerl.config import Config, check_config, check_or_raise, load_config
+from seerl.config import Config, check_config, check_or_raise, load_config, surroundings
 from seerl.config.checks import NOT_YET
 from seerl.config.keys import known_keys
 from seerl.errors import UserError
@@ -75,6 +75,9 @@ def test_a_sound_configuration_has_no_findings(sound: list[str]) -> None:
         (["data.image_dir=no/such"], ["data.image_dir=no/such", "folder"]),
         (["trainer.load_checkpoint_path=no/such"], ["trainer.load_checkpoint_path=no/such"]),
         (["worker.actor.model.model_path=./no/such"], ["model_path=./no/such", "hub id"]),
+        (["trainer.critic_warmup=5"], ["trainer.critic_warmup=5", "no critic"]),
+        (["data.image_dir=~no-such-user/x"], ["data.image_dir=~no-such-user/x", "folder"]),
+        (["data.image_dir=" + "x" * 5000], ["data.image_dir=xxx", "folder"]),
         (["data.format_prompt=no.jinja"], ["data.format_prompt=no.jinja", "no such file"]),
     ],
 )
@@ -122,6 +125,45 @@ def test_what_only_this_machine_lacks_is_a_note_elsewhere(sound: list[str]) -> N
     ]
     assert errors(lacking, here=False) == []
     assert len(notes(lacking)) == len(errors(lacking)) >= 3
+
+
+def test_a_missing_file_is_told_with_its_nearest_neighbour(sound: list[str], tmp_path: Path) -> None:
+    (tmp_path / "math.jinja").write_text("{{ content }}")
+    found = errors([*sound, f"data.format_prompt={tmp_path / 'math_format.jinja'}"])
+    assert f"did you mean {tmp_path / 'math.jinja'}?" in found[0]
+
+
+def test_a_package_that_is_not_installed_is_missed_before_anything_is_loaded(
+    sound: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surroundings, "find_spec", lambda _: None)
+    args = [*sound, "trainer.logger=[console,file,wandb]", "worker.rollout.name=vllm"]
+    found = errors(args)
+    assert len(found) == 2
+    assert "pip install 'seerl[wandb]'" in found[0]
+    assert "vLLM is not installed" in found[1]
+    assert errors(args, here=False) == []
+    assert notes(args) == found
+
+
+def test_checkpoints_need_a_folder(sound: list[str], tmp_path: Path) -> None:
+    assert errors([*sound, f"trainer.save_checkpoint_path={tmp_path / 'new' / 'run'}"]) == []
+    found = errors([*sound, f"trainer.save_checkpoint_path={tmp_path / 'rows.jsonl' / 'run'}"])
+    assert len(found) == 1
+    assert "is a file, not a folder" in found[0]
+
+
+def test_vllm_leaves_the_policy_its_memory() -> None:
+    gib = 2.0**30
+    assert list(surroundings.share_finding(0.6, 20 * gib, "a GPU", 80 * gib)) == []
+    (found,) = surroundings.share_finding(0.6, 40 * gib, "a GPU", 80 * gib)
+    assert "gpu_memory_utilization=0.6" in found.text
+    assert "set it to 0.5 or less" in found.text
+
+
+def test_nearest_divisors_of_a_huge_batch_are_found_at_once(sound: list[str]) -> None:
+    found = errors([*sound, "data.rollout_batch_size=1000000000000", "worker.actor.global_batch_size=3"])
+    assert "the nearest that do: 2 and 4" in found[0]
 
 
 def test_hub_ids_are_notes_elsewhere_and_left_to_loading_here(sound: list[str]) -> None:

@@ -91,6 +91,73 @@ SCRIPTS = {
         "trainer.max_try_make_batch=10",
         "trainer.n_gpus_per_node=8",
     ],
+    "qwen2_5_vl_3b_clevr": [
+        "data.train_files=BUAADreamer/clevr_count_70k@train",
+        "data.val_files=BUAADreamer/clevr_count_70k@test",
+        "data.format_prompt=./examples/format_prompt/r1v.jinja",
+        "worker.actor.model.model_path=Qwen/Qwen2.5-VL-3B-Instruct",
+        "worker.rollout.tensor_parallel_size=1",
+        "worker.reward.reward_function=./examples/reward_function/r1v.py:compute_score",
+        "trainer.n_gpus_per_node=2",
+    ],
+    "qwen2_5_vl_7b_geo3k_reinforce": [
+        *GEO,
+        "data.format_prompt=./examples/format_prompt/math.jinja",
+        "worker.actor.model.model_path=Qwen/Qwen2.5-VL-7B-Instruct",
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "algorithm.use_kl_loss=false",
+        "algorithm.kl_penalty=kl",
+        "algorithm.kl_coef=1.0e-3",
+        "trainer.n_gpus_per_node=8",
+    ],
+    "qwen2_5_vl_7b_geo3k_gspo": [
+        *GEO,
+        "worker.actor.model.model_path=Qwen/Qwen2.5-VL-7B-Instruct",
+        "worker.actor.loss_type=gspo_token",
+        "worker.actor.loss_avg_mode=seq",
+        "worker.actor.clip_ratio_low=3e-4",
+        "worker.actor.clip_ratio_high=4e-4",
+        "trainer.n_gpus_per_node=8",
+    ],
+    "qwen2_5_vl_7b_geo3k_dapo": [
+        *GEO,
+        "data.mini_rollout_batch_size=128",
+        "worker.actor.model.model_path=Qwen/Qwen2.5-VL-7B-Instruct",
+        "worker.actor.clip_ratio_low=0.2",
+        "worker.actor.clip_ratio_high=0.28",
+        "algorithm.disable_kl=True",
+        "algorithm.online_filtering=True",
+        "trainer.n_gpus_per_node=8",
+    ],
+    "qwen2_5_vl_7b_multi_image": [
+        "data.train_files=hiyouga/journeybench-multi-image-vqa@train",
+        "data.val_files=hiyouga/journeybench-multi-image-vqa@test",
+        "data.rollout_batch_size=256",
+        "worker.actor.model.model_path=Qwen/Qwen2.5-VL-7B-Instruct",
+        "worker.rollout.limit_images=2",
+        "trainer.n_gpus_per_node=8",
+    ],
+    "videos": [
+        "data.video_key=videos",
+        "data.video_fps=0.25",
+        "data.format_prompt=",
+        'data.image_dir=""',
+        "data.max_pixels=262144",
+        "data.max_prompt_length=16384",
+        "worker.rollout.max_num_batched_tokens=24576",
+        "worker.actor.model.freeze_vision_tower=true",
+        "worker.actor.model.model_path=Qwen/Qwen3-VL-4B-Instruct",
+        "trainer.logger=[file,wandb]",
+        "trainer.n_gpus_per_node=2",
+    ],
+    "sampling of validation by dotted keys": [
+        "worker.actor.model.model_path=Qwen/Qwen3-VL-8B-Instruct",
+        "worker.rollout.val_override_config.max_tokens=6144",
+        "worker.rollout.val_override_config.temperature=0.0",
+        "worker.actor.model.lora.target_modules=all-linear",
+        "worker.actor.model.lora.exclude_modules=.*visual.*",
+        "trainer.n_gpus_per_node=8",
+    ],
     "two machines": [
         "worker.actor.model.model_path=Qwen/Qwen3-4B",
         "trainer.n_gpus_per_node=4",
@@ -136,9 +203,10 @@ def test_an_example_script_passes_the_check(name: str, monkeypatch: pytest.Monke
     assert len(loaded.notes) == sum("earlier" in name for _ in range(5))
 
 
-def test_the_reward_of_the_dapo_script_takes_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["qwen3_14b_dapo17k_dapo", "qwen2_5_vl_3b_clevr"])
+def test_the_reward_of_a_script_takes_its_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    config = load_config(["config=examples/config.yaml", *SCRIPTS["qwen3_14b_dapo17k_dapo"]]).config
+    config = load_config(["config=examples/config.yaml", *SCRIPTS[name]]).config
     assert check_reward(config) == []
 
 
@@ -155,3 +223,23 @@ def test_a_configuration_of_the_first_release_means_what_it_meant(tmp_path: Path
     assert config.worker.reward.reward_function == "math"
     assert (config.trainer.total_epochs, config.trainer.val_freq) == (15, 5)
     assert len(loaded.notes) == 9
+
+
+def test_keys_of_old_sections_are_read_as_they_are_called_now() -> None:
+    loaded = load_config(
+        [
+            "worker.actor.optim.warmup_style=cosine",
+            "worker.actor.optim.lr_warmup_steps_ratio=0.1",
+            "worker.critic.offload.param_offload=true",
+            "worker.critic.loss_avg_mode=seq",
+            "worker.rollout.max_num_seqs=1024",
+            "worker.rollout.free_cache_engine=false",
+            "worker.actor.fsdp.mp_param_dtype=bfloat16",
+            "worker.ref.fsdp.torch_dtype=float16",
+        ]
+    )
+    worker = loaded.config.worker
+    assert (worker.actor.optim.lr_scheduler_type, worker.actor.optim.lr_warmup_ratio) == ("cosine", 0.1)
+    assert worker.critic.offload.offload_params
+    assert (worker.actor.fsdp.mp_param_dtype, worker.ref.fsdp.torch_dtype) == ("bf16", "fp16")
+    assert len(loaded.notes) == 5

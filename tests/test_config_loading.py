@@ -114,7 +114,7 @@ def test_one_message_names_every_problem(tmp_path: Path) -> None:
         "did you mean grpo?",
         "worker.rollout.val_override_config=5: allowed is mapping",
         "did you mean console?",
-        "keys have no dashes; write lr=3",
+        "keys have no dashes or plus signs before them; write lr=3",
         "'nonsense' is not key=value",
         "config=missing.yaml: there is no such file",
     ):
@@ -138,6 +138,13 @@ def test_one_message_names_every_problem(tmp_path: Path) -> None:
         ("data.seed=" + "[" * 3000, "nested too deeply"),
         ("rollout.n=4", "rollout: unknown key; did you mean `worker.rollout`?"),
         ("=4", "is not key=value"),
+        ("+trainer.nnodes=2", "plus signs before them; write trainer.nnodes=2"),
+        ("--config", "write config=VALUE"),
+        ("run.yaml", "a file is given as config=run.yaml"),
+        ("config=", "the name of a YAML file is missing"),
+        ("worker.rollout.N=4", "did you mean `worker.rollout.n`?"),
+        ("actor_rollout_ref.rollout.n=4", "unknown key; there are data, algorithm, worker, trainer"),
+        ("worker.rollout.val_override_config={n: 1, n: 2}", "n is already given"),
     ],
 )
 def test_a_mistake_is_named_with_what_is_allowed(argument: str, part: str) -> None:
@@ -148,7 +155,9 @@ def test_a_mistake_is_named_with_what_is_allowed(argument: str, part: str) -> No
     ("content", "part"),
     [
         ("[1, 2]", "sections"),
-        ("a: [", "not a YAML file"),
+        ("data:\n  seed: [", "not a YAML file (line 2, column"),
+        ("data:\n  seed: 1\n  seed: 2\n", "line 3: seed is already given in line 2"),
+        ("worker.rollout.n: 2", "in a file, keys are nested: worker: {rollout: {n: ...}}"),
         ("5", "sections"),
         ("worker: 3", "a section is expected"),
     ],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from seerl.config import describe, explain, load_config
 from seerl.config.estimate import count_parameters, memory_estimate
+from seerl.config.explain import constraints
 from seerl.config.keys import is_section, known_keys
 from seerl.config.reference import markdown
 from seerl.errors import UserError
@@ -50,6 +52,26 @@ def test_a_misspelt_key_is_not_explained() -> None:
         explain("zzz")
 
 
+def test_a_key_is_explained_with_what_is_checked_of_it() -> None:
+    text = explain("worker.actor.global_batch_size")
+    assert "checked: worker.actor.global_batch_size divides data.rollout_batch_size." in text
+    assert "checked" not in explain("data.seed")
+    assert "not in this version: remax, gae" in explain("algorithm.adv_estimator")
+    assert "not in this version: more than 1" in explain("trainer.n_gpus_per_node")
+    assert "not in this version: anything but null" in explain("algorithm.off_policy_mask")
+
+
+def test_what_is_checked_names_real_keys() -> None:
+    known = set(known_keys())
+    named = {
+        word
+        for sentence in constraints()
+        for word in re.findall(r"\b(?:data|algorithm|worker|trainer)\.[a-z_.]*[a-z_]", sentence)
+    }
+    assert len(named) > 20
+    assert named <= known
+
+
 def test_a_description_has_the_configuration_and_the_arithmetic() -> None:
     text = describe(
         load_config(
@@ -67,6 +89,22 @@ def test_two_passes_over_a_batch_are_counted() -> None:
     text = describe(load_config(["worker.actor.ppo_epochs=2", "worker.actor.dynamic_batching=false"]).config)
     assert "in 4 optimizer steps (2 passes over them) of 256 prompts" in text
     assert "micro-batches of 4 samples" in text
+
+
+def test_the_split_over_devices_is_described() -> None:
+    text = describe(load_config(["trainer.n_gpus_per_node=4", "trainer.nnodes=2"]).config)
+    assert "each split over 8 devices, cut into" in text
+
+
+def test_vllm_on_the_cpu_keeps_its_memory_while_the_policy_trains(tiny_qwen2: Path) -> None:
+    args = [f"worker.actor.model.model_path={tiny_qwen2}", "worker.rollout.name=vllm"]
+    on_cpu = memory_estimate(load_config([*args, "trainer.n_gpus_per_node=0"]).config)
+    on_gpu = memory_estimate(load_config([*args, "trainer.n_gpus_per_node=1"]).config)
+    assert on_cpu is not None
+    assert on_gpu is not None
+    assert on_gpu.parts["engine"] == on_gpu.parts["weights"] / 2  # bf16 beside fp32
+    assert on_cpu.total == sum(on_cpu.parts.values())
+    assert on_gpu.total < sum(on_gpu.parts.values())
 
 
 def test_parameters_are_counted_from_the_shapes() -> None:
@@ -101,15 +139,16 @@ def test_the_estimate_follows_the_keys_that_cost_memory(tiny_qwen2: Path) -> Non
         fixed = [f"worker.actor.model.model_path={tiny_qwen2}", "worker.rollout.name=transformers"]
         estimate = memory_estimate(load_config([*fixed, "trainer.n_gpus_per_node=0", *args]).config)
         assert estimate is not None
-        held = sum(size for part, size in estimate.parts.items() if part not in ("activations", "generation"))
-        assert estimate.total == held + max(estimate.parts["activations"], estimate.parts["generation"])
+        training = sum(estimate.parts[p] for p in estimate.parts if p not in ("engine", "KV cache"))
+        assert estimate.total == max(training, estimate.kept + estimate.parts["KV cache"])
         return estimate.parts
 
     base = parts()
     assert base["optimizer"] == 2 * base["weights"] == 2 * base["gradients"]
     assert parts("worker.actor.optim.strategy=adamw_bf16")["weights"] == base["weights"] / 2
     assert "reference" not in parts("algorithm.disable_kl=true")
-    assert parts("worker.rollout.n=8")["generation"] == 8 * base["generation"]
+    assert parts("worker.rollout.n=8")["KV cache"] == 8 * base["KV cache"]
+    assert base["engine"] == 0
     dense = parts("worker.actor.model.enable_gradient_checkpointing=false")["activations"]
     assert dense > base["activations"]
     longer = parts("worker.actor.micro_batch_size_per_device_for_update=8")["activations"]

@@ -1,12 +1,17 @@
-"""Constraints over several keys. They hold on every machine, so each finding is an error everywhere."""
+"""Constraints over several keys. They hold on every machine, so each finding is an error everywhere.
+
+A check's docstring says what must hold, a sentence for each constraint with the full keys in it, each on a
+line of its own: `seerl explain` prints those that name a key.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from math import isqrt
 
 from pydantic import ValidationError
 
+from seerl.config.estimate import uses_vllm
 from seerl.config.keys import allowed
 from seerl.config.schema import Config, RolloutConfig
 
@@ -23,9 +28,12 @@ def device_count(config: Config) -> int | None:
 
 
 def _batches(config: Config) -> Iterator[str]:
+    """worker.actor.global_batch_size divides data.rollout_batch_size.
+    data.mini_rollout_batch_size is at most data.rollout_batch_size, unless algorithm.online_filtering is on.
+    """
     prompts, update = config.data.rollout_batch_size, config.worker.actor.global_batch_size
     if prompts % update:
-        divisors = [size for size in range(1, prompts + 1) if prompts % size == 0]
+        divisors = _divisors(prompts)
         yield (
             f"worker.actor.global_batch_size={update} does not divide data.rollout_batch_size={prompts}; "
             f"{_nearest(update, divisors)}"
@@ -39,11 +47,16 @@ def _batches(config: Config) -> Iterator[str]:
 
 
 def _devices(config: Config) -> Iterator[str]:
+    """worker.rollout.tensor_parallel_size and worker.actor.ulysses_size divide the number of devices,
+    trainer.nnodes x trainer.n_gpus_per_node.
+    data.rollout_batch_size and worker.actor.global_batch_size divide over the devices that hold different
+    sequences.
+    """
     devices, ulysses = device_count(config), config.worker.actor.ulysses_size
     if devices is None or devices == 1:
         return
     parallel = config.worker.rollout.tensor_parallel_size
-    sizes = [size for size in range(1, devices + 1) if devices % size == 0]
+    sizes = _divisors(devices)
     if devices % parallel:
         yield (
             f"worker.rollout.tensor_parallel_size={parallel} does not divide the {devices} devices; "
@@ -65,6 +78,11 @@ def _devices(config: Config) -> Iterator[str]:
             yield f"{key}={size} does not divide over {ranks} devices; {_nearest(size, around)}"
 
 
+def _divisors(number: int) -> list[int]:
+    small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
+    return small + [number // size for size in small]
+
+
 def _nearest(value: int, legal: list[int]) -> str:
     below = max((size for size in legal if size < value), default=None)
     above = min((size for size in legal if size > value), default=None)
@@ -73,6 +91,12 @@ def _nearest(value: int, legal: list[int]) -> str:
 
 
 def _groups(config: Config) -> Iterator[str]:
+    """worker.rollout.n is more than 1 where algorithm.adv_estimator compares the responses of a group.
+    algorithm.filter_low is below algorithm.filter_high.
+    algorithm.kl_horizon and algorithm.kl_target are above 0 where algorithm.kl_type is adaptive.
+    worker.rollout.temperature is above 0 in training.
+    trainer.critic_warmup is 0 unless algorithm.adv_estimator is gae.
+    """
     algorithm, rollout = config.algorithm, config.worker.rollout
     if algorithm.adv_estimator in GROUP_ESTIMATORS and rollout.n < 2 and not config.trainer.val_only:
         yield (
@@ -91,9 +115,17 @@ def _groups(config: Config) -> Iterator[str]:
             "worker.rollout.temperature=0: all responses to a prompt would be the same, and nothing would be "
             "learned; 1.0 is usual"
         )
+    if config.trainer.critic_warmup and algorithm.adv_estimator != "gae":
+        yield (
+            f"trainer.critic_warmup={config.trainer.critic_warmup}: there is no critic with "
+            f"algorithm.adv_estimator={algorithm.adv_estimator}; set it to 0"
+        )
 
 
 def _lengths(config: Config) -> Iterator[str]:
+    """data.max_prompt_length + data.max_response_length is at most worker.rollout.max_model_len.
+    data.min_pixels is at most data.max_pixels.
+    """
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     limit = config.worker.rollout.max_model_len
     if limit is not None and prompt + response > limit:
@@ -107,6 +139,10 @@ def _lengths(config: Config) -> Iterator[str]:
 
 
 def _validation(config: Config) -> Iterator[str]:
+    """worker.rollout.val_override_config has only sampling keys, with values that worker.rollout allows.
+    data.val_batch_size is not 0.
+    data.val_files is set where trainer.val_only is on.
+    """
     key = "worker.rollout.val_override_config"
     for name, value in config.worker.rollout.val_override_config.items():
         if name not in VALIDATION_KEYS:
@@ -124,10 +160,12 @@ def _validation(config: Config) -> Iterator[str]:
 
 
 def _correction(config: Config) -> Iterator[str]:
+    """algorithm.rollout_correction needs worker.rollout.top_p and worker.rollout.top_k that cut nothing off,
+    or the transformers engine (worker.rollout.name).
+    """
     rollout, name = config.worker.rollout, config.algorithm.rollout_correction
     truncates = rollout.top_p < 1 or rollout.top_k > 0
-    on_vllm = rollout.name == "vllm" or (rollout.name == "auto" and find_spec("vllm") is not None)
-    if name != "none" and truncates and on_vllm:
+    if name != "none" and truncates and uses_vllm(config):
         yield (
             f"algorithm.rollout_correction={name} needs the engine's log-probabilities before truncation, "
             f"which vLLM does not give with top_p={rollout.top_p}, top_k={rollout.top_k}; set "
@@ -136,6 +174,9 @@ def _correction(config: Config) -> Iterator[str]:
 
 
 def _presence(config: Config) -> Iterator[str]:
+    """data.train_files is set unless trainer.val_only is on.
+    worker.actor.model.model_path is set.
+    """
     if not config.data.train_files and not config.trainer.val_only:
         yield "data.train_files is empty; give a hub id (org/name@split), a file or a folder"
     if not config.worker.actor.model.model_path:

@@ -8,10 +8,12 @@ per stored and c per computed value, over d devices if sharded:
     weights P s / d, gradients T s / d, optimizer 2 T s / d (AdamW's two moments), reference P r / d
     activations  tokens of a micro-batch x (layers H c + 17 H c) with checkpointing: each layer's input and
                  one layer's inside; x layers 17 H c without (2205.05198, section 4.1: 34 H bytes in 16 bit)
-    generation   the engine's own weights P c (vLLM), and keys and values 2 layers kv_heads D c for each token
-                 of one group's n responses: the least that must fit
+    engine       vLLM's own copy of the weights, P c; transformers samples from the policy itself
+    KV cache     keys and values, 2 layers kv_heads D c for each token of one group's n responses: the least
+                 that must fit; vLLM takes more, up to worker.rollout.gpu_memory_utilization
 
-Training and generation take turns, so of the last two only the larger counts.
+Training and generation take turns: gradients and activations are held while training, engine and KV cache
+while generating (vLLM on the CPU cannot sleep and keeps its own). The larger turn counts.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import psutil
 from seerl.config.schema import Config
 
 GIB = 2**30
+TRAINING = ("gradients", "activations")
+GENERATING = ("engine", "KV cache")
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "bfloat16": 2, "float16": 2, "float32": 4, "auto": 2}
 _ADVICE = {
     "weights": "take a smaller model, or set worker.actor.fsdp.torch_dtype=bf16",
@@ -35,7 +39,8 @@ _ADVICE = {
     "reference": "set algorithm.disable_kl=true, or worker.ref.fsdp.torch_dtype=bf16",
     "activations": "lower worker.actor.micro_batch_size_per_device_for_update or "
     "worker.actor.max_tokens_per_device, and keep worker.actor.model.enable_gradient_checkpointing=true",
-    "generation": "lower data.max_response_length or worker.rollout.n",
+    "engine": "take a smaller model, or worker.rollout.name=transformers",
+    "KV cache": "lower data.max_response_length or worker.rollout.n",
 }
 
 
@@ -44,13 +49,22 @@ class MemoryEstimate:
     """Bytes by part."""
 
     parts: dict[str, float]
+    sleeps: bool = True
+    """Whether the engine gives its memory back while the policy trains."""
 
     @property
     def total(self) -> float:
         """The most that is held at one time."""
-        turns = ("activations", "generation")
-        held = sum(size for part, size in self.parts.items() if part not in turns)
-        return held + max(self.parts[part] for part in turns)
+        return max(self._sum(TRAINING if self.sleeps else TRAINING + GENERATING), self._sum(GENERATING))
+
+    @property
+    def kept(self) -> float:
+        """What the policy and the reference hold while answers are generated."""
+        return self._sum(())
+
+    def _sum(self, turn: tuple[str, ...]) -> float:
+        others = set(TRAINING + GENERATING) - set(turn)
+        return sum(size for part, size in self.parts.items() if part not in others)
 
     def advice(self, part: str) -> str:
         """What makes the part smaller."""
@@ -64,7 +78,7 @@ def read_model_config(config: Config) -> dict[str, Any] | None:
         return None
     try:
         read = json.loads((Path(given.model_path).expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last: `~` of a user without a home
         return None
     return {**read, **given.override_config} if isinstance(read, dict) else None
 
@@ -128,8 +142,16 @@ def memory_estimate(config: Config) -> MemoryEstimate | None:
         width = BYTES[ref.fsdp.torch_dtype or "fp32"] / _shards(config, ref.fsdp.enable_full_shard)
         parts["reference"] = 0.0 if away else parameters * width
     parts["activations"] = _activations(config, _text(model))
-    parts["generation"] = _generation(config, _text(model), parameters)
-    return MemoryEstimate(parts)
+    vllm = uses_vllm(config)
+    parts["engine"] = float(parameters * BYTES[config.worker.rollout.dtype]) if vllm else 0.0
+    parts["KV cache"] = _kv_cache(config, _text(model), vllm)
+    return MemoryEstimate(parts, sleeps=not vllm or on_gpu(config))
+
+
+def uses_vllm(config: Config) -> bool:
+    """Whether vLLM writes the answers, as far as this machine can tell."""
+    name = config.worker.rollout.name
+    return name == "vllm" or (name == "auto" and find_spec("vllm") is not None)
 
 
 def _shards(config: Config, sharded: bool) -> int:
@@ -148,16 +170,14 @@ def _activations(config: Config, text: dict[str, Any]) -> float:
     return float(max(tokens, longest) * held)
 
 
-def _generation(config: Config, text: dict[str, Any], parameters: int) -> float:
+def _kv_cache(config: Config, text: dict[str, Any], vllm: bool) -> float:
     rollout, data = config.worker.rollout, config.data
     hidden, layers = _size(text, "hidden_size", "n_embd"), _size(text, "num_hidden_layers", "n_layer")
     heads = _size(text, "num_attention_heads", "n_head")
     head = _size(text, "head_dim") or hidden // heads
     token = 2 * layers * (_size(text, "num_key_value_heads") or heads) * head * BYTES[rollout.dtype]
-    vllm = rollout.name == "vllm" or (rollout.name == "auto" and find_spec("vllm") is not None)
     prompts = 1 if vllm else rollout.n  # vLLM's prefix cache holds a group's prompt once
-    tokens = prompts * data.max_prompt_length + rollout.n * data.max_response_length
-    return float(token * tokens + (parameters * BYTES[rollout.dtype] if vllm else 0))
+    return float(token * (prompts * data.max_prompt_length + rollout.n * data.max_response_length))
 
 
 def on_gpu(config: Config) -> bool:
@@ -169,11 +189,19 @@ def on_gpu(config: Config) -> bool:
     return torch.cuda.is_available()
 
 
+def gpu_here(config: Config) -> bool:
+    """Whether the run uses GPUs and this machine has one."""
+    if not on_gpu(config):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def total_memory(config: Config) -> tuple[str, float]:
     """The name of one device on this machine and its memory in bytes."""
-    if on_gpu(config):
+    if gpu_here(config):
         import torch
 
-        if torch.cuda.is_available():
-            return torch.cuda.get_device_name(0), float(torch.cuda.get_device_properties(0).total_memory)
+        return torch.cuda.get_device_name(0), float(torch.cuda.get_device_properties(0).total_memory)
     return "this machine", float(psutil.virtual_memory().total)

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from seerl.config.estimate import memory_estimate
-from seerl.config.keys import allowed, default_text, is_section, known_keys, meaning, nearest_key
+import inspect
+import re
+import textwrap
+from functools import cache
+from typing import Any
+
+from seerl.config.checks import NOT_YET
+from seerl.config.constraints import CONSTRAINTS, device_count
+from seerl.config.estimate import GIB, memory_estimate
+from seerl.config.keys import allowed, choices, default_text, is_section, known_keys, meaning, nearest_key
 from seerl.config.loading import dump_config
 from seerl.config.schema import Config
+from seerl.config.surroundings import SURROUNDINGS
 from seerl.errors import UserError
 
-GIB = 2**30
+INDENT: dict[str, Any] = {
+    "initial_indent": "  ",
+    "subsequent_indent": "    ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
 
 
 def explain(key: str) -> str:
-    """A key's meaning, what it allows and its default; for a section, its keys with their defaults.
+    """A key's meaning, what it allows, its default and what is checked; for a section, its keys with their
+    defaults.
 
     Raises:
         UserError: for an unknown key, with the nearest known one.
@@ -28,9 +43,36 @@ def explain(key: str) -> str:
     if is_section(field):
         lines = [f"  {name.rpartition('.')[2]:<45} {_short(name)}" for name in children(key)]
         return "\n".join([f"{key}: {meaning(field)}", *lines])
-    return "\n".join(
-        [key, f"  {meaning(field)}", f"  allowed: {allowed(field)}", f"  default: {default_text(field)}"]
-    )
+    lines = [meaning(field), f"allowed: {allowed(field)}", f"default: {default_text(field)}"]
+    if later := not_yet(key):
+        lines.append(f"not in this version: {later}")
+    lines += [f"checked: {sentence}" for sentence in constraints_on(key)]
+    return "\n".join([key, *(textwrap.fill(line, 110, **INDENT) for line in lines)])
+
+
+@cache
+def constraints() -> tuple[str, ...]:
+    """What is checked before anything is loaded: the sentences in the docstrings of the checks."""
+    texts = (inspect.getdoc(check) or "" for check in (*CONSTRAINTS, *SURROUNDINGS))
+    sentences = (part for text in texts for part in re.split(r"(?<=\.)\n", text))
+    return tuple(" ".join(sentence.split()) for sentence in sentences if sentence.strip())
+
+
+def constraints_on(key: str) -> list[str]:
+    """Those that name the key."""
+    named = re.compile(rf"(?<![\w.]){re.escape(key)}(?!\.?\w)")
+    return [sentence for sentence in constraints() if named.search(sentence)]
+
+
+def not_yet(key: str) -> str | None:
+    """The values that `seerl train` refuses in this version; None if it takes all."""
+    unsupported = next((test for name, test, _ in NOT_YET if name == key), None)
+    if unsupported is None:
+        return None
+    words = [word for word in choices(known_keys()[key].annotation) if unsupported(word)]
+    if not words and unsupported(2) and not unsupported(1):
+        return "more than 1"
+    return ", ".join(words) or f"anything but {default_text(known_keys()[key])}"
 
 
 def describe(config: Config) -> str:
@@ -49,10 +91,12 @@ def batch_arithmetic(config: Config) -> str:
     epochs = f" ({actor.ppo_epochs} passes over them)" if actor.ppo_epochs > 1 else ""
     steps = f"{updates} optimizer step{'s' if updates != 1 else ''}{epochs}"
     samples, per_update = data.rollout_batch_size * n, actor.global_batch_size * n
+    devices = device_count(config) or 1
+    split = f"split over {devices} devices, " if devices > 1 else ""
     return (
         f"One step: {data.rollout_batch_size} prompts x {n} responses = {samples} samples,\n"
         f"  in {steps} of {actor.global_batch_size} prompts ({per_update} samples),\n"
-        f"  each cut into micro-batches of {cut}."
+        f"  each {split}cut into micro-batches of {cut}."
     )
 
 

@@ -45,7 +45,7 @@ def accepts(field: FieldInfo, kind: type) -> bool:
 
 def nearest_key(key: str) -> str | None:
     """The known key a misspelt one most likely means: by the whole, else by its last part."""
-    keys = list(known_keys())
+    keys, key = list(known_keys()), key.lower()
     if close := difflib.get_close_matches(key, keys, n=1, cutoff=0.75):
         return close[0]
     leaves = {known.rpartition(".")[2]: known for known in reversed(keys)}

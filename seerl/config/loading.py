@@ -40,15 +40,9 @@ def load_config(args: Sequence[str]) -> Loaded:
     problems: list[str] = []
     notes: list[str] = []
     for argument in args:
-        key, separator, text = argument.partition("=")
+        key, _, text = argument.partition("=")
         try:
-            if key.startswith("-"):
-                bare = argument.lstrip("-")
-                raise ValueError(
-                    f"{argument}: keys have no dashes; write {bare if separator else bare + '=VALUE'}"
-                )
-            if not separator or not key:
-                raise ValueError(f"{argument!r} is not key=value")
+            _require_key_and_value(argument)
             if key == "config":
                 files = _merged(files, _current(_read_file(text), notes))
             else:
@@ -76,12 +70,28 @@ def dump_config(config: Config) -> str:
     return write_yaml(_escaped(config.model_dump(mode="json")))
 
 
+def _require_key_and_value(argument: str) -> None:
+    key, separator, _ = argument.partition("=")
+    bare = key.lstrip("-+")
+    if bare != key:
+        written = argument.lstrip("-+") if separator else f"{bare}=VALUE"
+        raise ValueError(f"{argument}: keys have no dashes or plus signs before them; write {written}")
+    if not separator and Path(argument).suffix in (".yaml", ".yml"):
+        raise ValueError(f"{argument!r} is not key=value; a file is given as config={argument}")
+    if not separator or not key:
+        raise ValueError(f"{argument!r} is not key=value")
+    if key == "config" and not argument.partition("=")[2].strip():
+        raise ValueError("config=: the name of a YAML file is missing")
+
+
 def _read_file(name: str) -> dict[str, Any]:
     path = Path(name)
     try:
         read = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"config={name}: there is no such file (looked in {Path.cwd()})") from None
+    except IsADirectoryError:
+        raise ValueError(f"config={name}: a folder; cannot be read as a YAML file") from None
     except OSError as error:
         raise ValueError(f"config={name}: cannot be read ({error.strerror})") from None
     except ValueError as error:
@@ -184,8 +194,7 @@ def _problem(detail: Any) -> str:
     key = ".".join(location)
     keys = known_keys()
     if detail["type"] == "extra_forbidden":
-        near = nearest_key(key)
-        return f"{key}: unknown key" + (f"; did you mean `{near}`?" if near else "")
+        return f"{key}: unknown key" + _hint(key, location)
     while key not in keys and location:  # below the key, pydantic names the alternative it tried
         location.pop()
         key = ".".join(location)
@@ -196,6 +205,17 @@ def _problem(detail: Any) -> str:
     text = f"{key}={value!r}: allowed is {allowed(field)}"
     near_words = difflib.get_close_matches(str(value), choices(field.annotation), n=1, cutoff=0.5)
     return text + (f"; did you mean {near_words[0]}?" if near_words else "")
+
+
+def _hint(key: str, location: list[str]) -> str:
+    dotted = next((part for part in location if "." in part), None)
+    if dotted:
+        nested = dotted.replace(".", ": {")
+        return f"; in a file, keys are nested: {nested}: ...{'}' * dotted.count('.')}"
+    if near := nearest_key(key):
+        return f"; did you mean `{near}`?"
+    inside = [name for name in known_keys() if name.rpartition(".")[0] == ".".join(location[:-1])]
+    return f"; there are {', '.join(name.rpartition('.')[2] for name in inside)}" if len(inside) < 9 else ""
 
 
 def _first_key(section: str) -> str:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from seerl.config.frozen import FrozenDict, Mapping
 from seerl.config.section import Section
 
-Dtype = Literal["bf16", "fp16", "fp32"]
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def _short_name(given: Any) -> Any:
+    """torch's names of the types mean the same."""
+    return _SHORT.get(given, given) if isinstance(given, str) else given
+
+
+Dtype = Annotated[Literal["bf16", "fp16", "fp32"], BeforeValidator(_short_name)]
 
 
 class LoraConfig(Section):
@@ -175,6 +183,8 @@ class CriticConfig(BatchConfig):
 
     cliprange_value: float = Field(0.5, gt=0)
     """How far a value may move from its old one."""
+    loss_avg_mode: Literal["token", "seq"] = "token"
+    """How value losses are averaged over the whole optimizer step."""
 
 
 class RefConfig(Section):

@@ -24,7 +24,18 @@ _RESOLVERS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain data only, by the resolvers below."""
+    """Reads plain data only, by the resolvers below. Of a key given twice neither value is taken."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        places: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == f"{_TAG}merge":
+                continue
+            line = key.start_mark.line + 1
+            if key.value in places:
+                raise ValueError(f"line {line}: {key.value} is already given in line {places[key.value]}")
+            places[key.value] = line
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -55,6 +66,10 @@ def read_yaml(text: str) -> Any:
         return None
     try:
         return _with_text_keys(yaml.load(text, _Loader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{place}{error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:
