@@ -13,10 +13,10 @@ NOT_SECRET = re.compile(r"^(prompt|answer|image|video|filter)_key$")
 
 def masked(value: Any, name: str = "") -> Any:
     """A copy of nested mappings and lists in which values whose names speak of secrets are `***`."""
+    if value and SECRET_NAME.search(name) and not NOT_SECRET.match(name):
+        return "***"
     if isinstance(value, Mapping):
         return {key: masked(inner, str(key)) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [masked(inner, name) for inner in value]
-    if value and SECRET_NAME.search(name) and not NOT_SECRET.match(name):
-        return "***"
     return value

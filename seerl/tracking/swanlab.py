@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import swanlab
 
 from seerl.tracking.fanout import RunInfo
+from seerl.tracking.terminal import can_ask
 from seerl.tracking.text import as_text
 from seerl.types import Generation
 
@@ -64,7 +64,7 @@ def _mode() -> str:
     if mode := os.environ.get("SWANLAB_MODE"):
         return "online" if mode in ("cloud", "cloud-only") else mode  # SwanLab's names before 0.8
     stored = (Path.home() / ".swanlab" / ".netrc").exists()
-    if stored or os.environ.get("SWANLAB_API_KEY") or sys.stdin.isatty():
+    if stored or os.environ.get("SWANLAB_API_KEY") or can_ask():
         return "online"
     log.warning("swanlab: no SWANLAB_API_KEY and nobody to ask, so it is offline; upload with `swanlab sync`")
     return "offline"

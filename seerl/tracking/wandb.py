@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import netrc
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,6 +12,7 @@ from typing import Literal
 import wandb
 
 from seerl.tracking.fanout import RunInfo
+from seerl.tracking.terminal import can_ask
 from seerl.tracking.text import COLUMNS, as_row
 from seerl.types import Generation
 
@@ -63,7 +63,7 @@ def _mode() -> Literal["offline"] | None:
     """None leaves the choice to wandb; offline where it would have to ask for a key and nobody is there."""
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return None
-    if _stored_key() or sys.stdin.isatty():
+    if _stored_key() or can_ask():
         return None
     log.warning("wandb: no WANDB_API_KEY and nobody to ask, so it is offline; upload with `wandb sync`")
     return "offline"
