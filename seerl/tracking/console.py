@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ SHOWN = (
     ("s/step", "perf/time_per_step", "{:.2f}"),
 )
 """What a person watches: label, metric, format. Metrics that a run does not have are left out."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What a terminal would obey instead of showing it."""
 RECENT = 8
 """Steps whose time the estimate of the time left is made from."""
 
@@ -163,7 +166,7 @@ class ConsoleTracker:
 
     def _print(self, line: str) -> None:
         """Prints a line, with what the terminal's encoding cannot show, or would obey, replaced."""
-        line = "".join(c if c.isprintable() else "?" for c in line)
+        line = CONTROL.sub("?", line)
         encoding = self._console.encoding or "utf-8"
         self._console.print(
             Text(line.encode(encoding, "replace").decode(encoding)), soft_wrap=self._live is None
