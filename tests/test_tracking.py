@@ -15,8 +15,10 @@ import subprocess
 import sys
 import termios
 import textwrap
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 import pytest
@@ -91,31 +93,69 @@ def environment(**more: str) -> dict[str, str]:
 
 def run(program: str, *arguments: str, **more: str) -> Ran:
     """Runs a program with its standard input closed."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(program), *arguments],
-        env=environment(**more),
-        capture_output=True,
-        timeout=120,
-        preexec_fn=lambda: os.close(0),  # noqa: PLW1509
-    )
-    return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+    with TemporaryFile() as out, TemporaryFile() as err:
+        child = _fork(program, arguments, more, (None, out.fileno(), err.fileno()))
+        _, status = os.waitpid(child, 0)
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode())
+    return Ran(os.waitstatus_to_exitcode(status), *texts)
 
 
-def run_in_terminal(program: str, columns: int, *arguments: str, **more: str) -> tuple[int, str]:
-    """Runs a program in a terminal of so many columns; its exit code and all that the terminal got."""
+def run_in_terminal(program: str, columns: int, *arguments: str, **more: str) -> Ran:
+    """Runs a program in a terminal of so many columns; what the terminal got, without its control codes."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    code = [sys.executable, "-c", PRELUDE + textwrap.dedent(program), *arguments]
-    with subprocess.Popen(code, env=environment(**more), stdin=theirs, stdout=theirs, stderr=theirs) as child:
-        os.close(theirs)
-        got = b""
-        try:
-            while chunk := os.read(ours, 65536):
-                got += chunk
-        except OSError:  # the terminal's last user has gone
-            pass
+    child = _fork(program, arguments, more, (theirs, theirs, theirs))
+    os.close(theirs)
+    got = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            got += chunk
+    except OSError:  # the terminal's last user has gone
+        pass
     os.close(ours)
-    return child.returncode, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", got.decode("utf-8"))
+    _, status = os.waitpid(child, 0)
+    return Ran(os.waitstatus_to_exitcode(status), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", got.decode()), "")
+
+
+def _fork(
+    program: str, arguments: Sequence[str], more: Mapping[str, str], files: tuple[int | None, int, int]
+) -> int:
+    """Runs a program in a fork of this process, which has torch imported already; its process id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        if files[0] is None:
+            os.close(0)
+        for number, file in enumerate(files):
+            if file is not None:
+                os.dup2(file, number)
+        encoding = more.get("PYTHONIOENCODING", "utf-8")
+        sys.stdin = None if files[0] is None else open(0, closefd=False)
+        sys.stdout = open(1, "w", encoding=encoding, closefd=False)
+        sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)
+        for name, value in {**dict.fromkeys(os.environ), **environment(**more)}.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+        logging.getLogger().handlers.clear()
+        sys.argv = ["program", *arguments]
+        try:
+            exec(PRELUDE + textwrap.dedent(program), {"__name__": "__main__"})
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def opened(names: Sequence[str], folder: Path, ids: Mapping[str, str] | None = None) -> Trackers:
@@ -146,7 +186,16 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Tracked:
     """One program that tracks with every service at once, as a run may."""
     folder = tmp_path_factory.mktemp("tracked")
     home = tmp_path_factory.mktemp("home")
-    done = run(TWICE, json.dumps(SERVICES), str(folder), HOME=str(home))
+    program = home / "program.py"
+    program.write_text(PRELUDE + TWICE)
+    ran = subprocess.run(
+        [sys.executable, str(program), json.dumps(SERVICES), str(folder), "worker.reward.api_key=hunter2"],
+        env=environment(HOME=str(home)),
+        capture_output=True,
+        timeout=120,
+        preexec_fn=lambda: os.close(0),
+    )
+    done = Ran(ran.returncode, ran.stdout.decode(), ran.stderr.decode())
     assert done.code == 0, done.err
     assert "left out" not in done.err
     found = re.search(r"^IDS (.*)$", done.out, re.MULTILINE)
@@ -462,7 +511,7 @@ def test_piped_console_prints_one_plain_line_per_step(more: dict[str, str]) -> N
 
 @pytest.mark.parametrize("columns", [100, 40])
 def test_terminal_console_shows_the_step_the_reward_and_the_time_left(columns: int) -> None:
-    code, screen = run_in_terminal(FOUR_STEPS, columns)
+    code, screen, _ = run_in_terminal(FOUR_STEPS, columns)
     assert code == 0, screen
     assert "Traceback" not in screen
     assert "left out" not in screen
@@ -474,7 +523,7 @@ def test_terminal_console_shows_the_step_the_reward_and_the_time_left(columns: i
 
 
 def test_terminal_that_has_no_unicode_gets_plain_lines() -> None:
-    code, screen = run_in_terminal(FOUR_STEPS, 80, PYTHONIOENCODING="ascii")
+    code, screen, _ = run_in_terminal(FOUR_STEPS, 80, PYTHONIOENCODING="ascii")
     assert code == 0, screen
     assert "left out" not in screen
     assert "step 4/4  reward 1.000" in screen
