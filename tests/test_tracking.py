@@ -135,9 +135,9 @@ def _fork(
             if file is not None:
                 os.dup2(file, number)
         encoding = more.get("PYTHONIOENCODING", "utf-8")
-        sys.stdin = None if files[0] is None else open(0, closefd=False)
-        sys.stdout = open(1, "w", encoding=encoding, closefd=False)
-        sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)
+        sys.stdin = None if files[0] is None else open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
         for name, value in {**dict.fromkeys(os.environ), **environment(**more)}.items():
             if value is None:
                 os.environ.pop(name)
@@ -364,10 +364,10 @@ def test_a_full_disk_costs_the_file_tracker_and_not_the_training(tmp_path: Path)
         """
         import resource
         trackers = opened(["file", "console"], sys.argv[1])
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
         for number in range(1, 5):
             step(trackers, number)
-        trackers.log_generations([answer("x" * 4000)], 4)
+            trackers.log_generations([answer("x" * 40000)], number)
         trackers.finish(0)
         """,
         str(tmp_path),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SECRET_NAME = re.compile(r"(^|_)(api_?key|key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
@@ -20,3 +20,13 @@ def masked(value: Any, name: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [masked(inner, name) for inner in value]
     return value
+
+
+def masked_arguments(arguments: Sequence[str]) -> list[str]:
+    """Command-line arguments with the value of each `path.to.api_key=VALUE` masked: trackers record them."""
+    kept = []
+    for argument in arguments:
+        name, sign, value = argument.partition("=")
+        last = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
+        kept.append(name + sign + str(masked(value, last)))
+    return kept

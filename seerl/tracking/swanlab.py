@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import swanlab
 
 from seerl.tracking.fanout import RunInfo
+from seerl.tracking.secrets import masked_arguments
 from seerl.tracking.terminal import can_ask
 from seerl.tracking.text import as_text
 from seerl.types import Generation
@@ -27,6 +29,9 @@ class SwanlabTracker:
         folder = folder or str(info.run_dir / "swanlog")
         Path(folder).mkdir(parents=True, exist_ok=True)
         settings: dict[str, Any] = {"id": info.run_id, "resume": "allow"} if info.run_id else {}
+        if masked_arguments(sys.argv) != sys.argv:
+            # SwanLab records the command line from /proc, where nothing can be masked.
+            os.environ["SWANLAB_PROBE_RUNTIME"] = "false"
         self._run = swanlab.init(
             project=info.project,
             name=info.experiment,
