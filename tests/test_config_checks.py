@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from seerl.config import Config, check_config, check_or_raise, load_config, surroundings
+from seerl.config import Config, check_config, check_or_raise, describe, load_config, surroundings
 from seerl.config.checks import NOT_YET
-from seerl.config.keys import known_keys
+from seerl.config.keys import accepts, known_keys
 from seerl.errors import UserError
 
 
@@ -281,3 +284,32 @@ def test_every_finding_is_in_the_one_error(sound: list[str]) -> None:
 
 def test_checks_can_be_made_of_any_configuration() -> None:
     assert check_config(Config(), here=False, extra_checks=[]).errors
+
+
+PLACES = [
+    key for key, field in known_keys().items() if "path" in key or "files" in key or accepts(field, str)
+]
+NAMES = st.sampled_from(
+    ["", "~", "~no-such-user/x", "/", "/dev/null", "@", "a@b@c*3", "*2", ",", "[]", "[a, b]", "x" * 5000]
+)
+SHAPES: st.SearchStrategy[dict[str, object]] = st.dictionaries(
+    st.sampled_from(["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "text_config"]),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.just({})),
+)
+
+
+@given(st.dictionaries(st.sampled_from(PLACES), st.one_of(NAMES, st.text(max_size=8)), max_size=4), SHAPES)
+@settings(max_examples=60, deadline=None)
+def test_strange_names_and_shapes_are_findings_and_never_break_a_check(
+    places: dict[str, str], shapes: dict[str, object]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(shapes))
+        args = [f"worker.actor.model.model_path={folder}", "worker.rollout.n=2", "trainer.n_gpus_per_node=0"]
+        try:
+            config = load_config([*args, *(f"{key}={value}" for key, value in places.items())]).config
+        except UserError:
+            return
+        strict = check_config(config, here=True).errors
+        assert set(check_config(config, here=False).errors) <= set(strict)
+        assert "Memory per device" in describe(config)

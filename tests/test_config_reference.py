@@ -10,7 +10,7 @@ import pytest
 
 from seerl.config import describe, explain, load_config
 from seerl.config.estimate import count_parameters, memory_estimate
-from seerl.config.explain import constraints
+from seerl.config.explain import constraints, memory_table
 from seerl.config.keys import is_section, known_keys
 from seerl.config.reference import markdown
 from seerl.errors import UserError
@@ -94,6 +94,16 @@ def test_two_passes_over_a_batch_are_counted() -> None:
 def test_the_split_over_devices_is_described() -> None:
     text = describe(load_config(["trainer.n_gpus_per_node=4", "trainer.nnodes=2"]).config)
     assert "each split over 8 devices, cut into" in text
+
+
+def test_sizes_are_described_in_units_that_show_them(tiny_qwen2: Path) -> None:
+    config = load_config(
+        [f"worker.actor.model.model_path={tiny_qwen2}", "worker.rollout.name=transformers"]
+    ).config
+    lines = [line.split() for line in memory_table(config).splitlines()[1:]]
+    assert [words[-1] for words in lines] == ["MiB"] * 5 + ["GiB", "MiB", "MiB"]
+    assert all(float(words[-2]) > 0 for words in lines if words[0] != "engine")
+    assert lines[-1][:3] == ["most", "at", "a"]
 
 
 def test_vllm_on_the_cpu_keeps_its_memory_while_the_policy_trains(tiny_qwen2: Path) -> None:

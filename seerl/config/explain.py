@@ -105,9 +105,13 @@ def memory_table(config: Config) -> str:
     estimate = memory_estimate(config)
     if estimate is None:
         return "Memory per device: not estimated (the model's config.json is not on this machine)."
-    lines = [f"  {part:<12} {size / GIB:8.2f} GiB" for part, size in estimate.parts.items()]
-    total = f"  {'in all':<12} {estimate.total / GIB:8.2f} GiB"
-    return "\n".join(["Memory per device, about:", *lines, total])
+    lines = [f"  {part:<15} {_size_text(size):>12}" for part, size in estimate.parts.items()]
+    most = f"  {'most at a time':<15} {_size_text(estimate.total):>12}"
+    return "\n".join(["Memory per device, about:", *lines, most])
+
+
+def _size_text(size: float) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB or size == 0 else f"{1024 * size / GIB:.1f} MiB"
 
 
 def children(section: str) -> list[str]:
