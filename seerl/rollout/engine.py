@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -43,7 +43,7 @@ class RolloutEngine(Protocol):
         """The version given with the weights in use."""
         ...
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncIterator[Sampled]:
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncGenerator[Sampled]:
         """Yields `sampling.n` completions for every prompt, each as soon as it is finished, in any order.
 
         Stops at any of the model's end-of-sequence tokens unless `ignore_eos`; tokens that stand for images

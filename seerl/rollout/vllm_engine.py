@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,7 +86,7 @@ class VllmEngine:
     def weight_version(self) -> int:
         return self._version
 
-    async def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncIterator[Sampled]:
+    async def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncGenerator[Sampled]:
         """See `RolloutEngine.generate`. A prompt's n answers come together, its images are read once for
         all."""
         waiting: dict[str, Prompt] = {}
