@@ -36,7 +36,8 @@ class Sampled(NamedTuple):
 
 class RolloutEngine(Protocol):
     """Answers prompts. Asynchronous: `generate` gives control back between decoding steps, so that finished
-    answers are scored while others are still being written."""
+    answers are scored while others are still being written. One generation at a time: a generator that is
+    not read to its end is closed before the next (`contextlib.aclosing`)."""
 
     @property
     def weight_version(self) -> int:
