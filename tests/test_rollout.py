@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -333,3 +335,35 @@ def test_the_engine_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_engine(rollout) == "transformers"
     with pytest.raises(UserError, match=r"seerl\[vllm\]"):
         chosen_engine(rollout.model_copy(update={"name": "vllm"}))
+
+
+def test_vllm_forgets_an_interrupted_generation(
+    vllm: RolloutEngine, model: LoadedModel, prompts: list[Prompt]
+) -> None:
+    asyncio.run(vllm.update_weights(named_weights(model.module), 1))
+    before = sample(vllm, prompts)
+
+    async def interrupted() -> None:
+        async with aclosing(vllm.generate(prompts, Sampling(n=2, max_tokens=32, seed=1))) as answers:
+            first = asyncio.ensure_future(anext(answers))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="earlier call"):
+                await anext(vllm.generate(prompts, Sampling(max_tokens=2, seed=1)))
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+
+    asyncio.run(interrupted())
+    asyncio.run(vllm.update_weights(named_weights(model.module), 2))  # nothing holds the old cache
+    for uid, group in sample(vllm, prompts).items():
+        for a, b in zip(group.completions, before[uid].completions, strict=True):
+            assert a.token_ids.tolist() == b.token_ids.tolist()
+
+
+def test_vllm_says_when_it_saw_other_tokens_than_the_trainer(
+    vllm: RolloutEngine, prompts: list[Prompt]
+) -> None:
+    one_fewer = dataclasses.replace(prompts[1], token_ids=prompts[1].token_ids[1:])
+    with pytest.raises(RuntimeError, match="tokens of prompt one"):
+        sample(vllm, [one_fewer])

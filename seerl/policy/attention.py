@@ -88,6 +88,23 @@ def _heads_alike(query: torch.Tensor, key_or_value: torch.Tensor) -> torch.Tenso
     return key_or_value.unsqueeze(2).expand(-1, -1, repeats, -1, -1).flatten(1, 2)
 
 
+def _decoding_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """One new token per row: (R, H, 1, D) over its cache (R, KV, N, D); returns (R, 1, H, D).
+
+    The heads that share a key head stand as that head's queries, so that the cache is not copied per head.
+    """
+    rows, heads, _, dim = query.shape
+    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], dim)
+    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(rows, 1, heads, dim)
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -108,6 +125,8 @@ def packed_attention(
     Raises:
         ValueError: for score modifications (soft caps, sinks) that this implementation does not have.
     """
+    if packed_layout is None and query.shape[2] == 1 and kwargs.get("position_bias") is None:
+        return _decoding_attention(query, key, value, attention_mask, scaling), None
     if packed_layout is None or not getattr(module, "is_causal", True):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -36,14 +36,15 @@ class Sampled(NamedTuple):
 
 class RolloutEngine(Protocol):
     """Answers prompts. Asynchronous: `generate` gives control back between decoding steps, so that finished
-    answers are scored while others are still being written."""
+    answers are scored while others are still being written. One generation at a time: a generator that is
+    not read to its end is closed before the next (`contextlib.aclosing`)."""
 
     @property
     def weight_version(self) -> int:
         """The version given with the weights in use."""
         ...
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncIterator[Sampled]:
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncGenerator[Sampled]:
         """Yields `sampling.n` completions for every prompt, each as soon as it is finished, in any order.
 
         Stops at any of the model's end-of-sequence tokens unless `ignore_eos`; tokens that stand for images

@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,12 @@ log = logging.getLogger(__name__)
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process: weights move without pickling
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings speak of choices made here on purpose
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, on machines without a GPU
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads stay the trainer's
+    "VLLM_NO_USAGE_STATS": "1",  # a training run reports to nobody unless asked
 }
+"""What vLLM reads from the environment, where the user has not set it."""
 
 
 class VllmEngine:
@@ -62,8 +63,11 @@ class VllmEngine:
         self._version = -1
         self._requests = 0
         self._can_sleep = device.type == "cuda"
+        self._group_is_ours = not torch.distributed.is_initialized()
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        # Not the user's to choose: weights move without pickling because the engine lives in this process.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         with _threads_kept():
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
@@ -78,17 +82,25 @@ class VllmEngine:
                 reason = str(error).strip() or type(error).__name__
                 raise UserError(
                     f"vLLM could not start: {reason}. The keys of worker.rollout (gpu_memory_utilization, "
-                    "max_model_len, max_num_batched_tokens, dtype) set what it asks for; "
-                    "worker.rollout.name=transformers does without it"
+                    "max_model_len, max_num_batched_tokens, dtype) set what it asks for, on the CPU also the "
+                    "environment variable VLLM_CPU_KVCACHE_SPACE (GiB); worker.rollout.name=transformers "
+                    "does without vLLM"
                 ) from error
 
     @property
     def weight_version(self) -> int:
         return self._version
 
-    async def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncIterator[Sampled]:
+    async def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> AsyncGenerator[Sampled]:
         """See `RolloutEngine.generate`. A prompt's n answers come together, its images are read once for
-        all."""
+        all.
+
+        Raises:
+            RuntimeError: when vLLM makes other tokens of a prompt and its images than the trainer has, or
+                before an earlier generation has ended or been closed.
+        """
+        if self._engine.has_unfinished_requests():
+            raise RuntimeError("vLLM is still answering an earlier call: close that generator first")
         waiting: dict[str, Prompt] = {}
         try:
             for prompt in prompts:
@@ -102,13 +114,12 @@ class VllmEngine:
                 for output in self._engine.step():
                     if output.finished:
                         prompt = by_request.pop(_request_key(output.request_id))
+                        _check_same_tokens(prompt, output.prompt_token_ids)
                         for answer in output.outputs:
                             yield Sampled(prompt, answer.index, self._completion(answer, sampling))
                 await asyncio.sleep(0)
         finally:
-            if (
-                self._engine.has_unfinished_requests()
-            ):  # an interrupted step: nothing may be left for the next
+            if self._engine.has_unfinished_requests():  # interrupted: nothing may be left for the next call
                 self._engine.abort_request(list(waiting))
                 while self._engine.has_unfinished_requests():
                     self._engine.step()
@@ -157,7 +168,8 @@ class VllmEngine:
         if missing:
             names = ", ".join(sorted(missing)[:3])
             raise RuntimeError(f"{len(missing)} of the engine's parameters got no weights, e.g. {names}")
-        self._engine.reset_prefix_cache()
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM is still answering: its cache of the old weights cannot be reset")
         self._engine.reset_mm_cache()
         self._engine.reset_encoder_cache()
         self._version = version
@@ -174,8 +186,9 @@ class VllmEngine:
             self._engine.wake_up()
 
     def close(self) -> None:
-        """Ends the engine."""
-        self._engine.engine_core.shutdown()
+        """Ends the engine; a process group that was there before it stays."""
+        with nullcontext() if self._group_is_ours else _process_group_kept():
+            self._engine.engine_core.shutdown()
 
 
 def engine_arguments(config: Config, *, max_images: int, can_sleep: bool) -> dict[str, Any]:
@@ -202,12 +215,16 @@ def engine_arguments(config: Config, *, max_images: int, can_sleep: bool) -> dic
         "enable_prefix_caching": True,
         "enable_sleep_mode": can_sleep,
         "disable_log_stats": rollout.disable_log_stats,
+        "use_tqdm_on_load": False,
         "logprobs_mode": "processed_logprobs",
         "seed": rollout.seed,
     }
-    images = rollout.limit_images or max_images
-    if images:
-        arguments["limit_mm_per_prompt"] = {"image": images, "video": 0}
+    if 0 < rollout.limit_images < max_images:
+        raise UserError(
+            f"worker.rollout.limit_images={rollout.limit_images}, but a prompt of the data has {max_images} "
+            "images; set it to that or to 0 (what the data needs)"
+        )
+    arguments["limit_mm_per_prompt"] = {"image": rollout.limit_images or max_images, "video": 0}
     return arguments
 
 
@@ -248,9 +265,18 @@ def _truncates(sampling: Sampling) -> bool:
 
 
 def _seed(seed: int, uid: str) -> int:
-    """A 32-bit seed of one prompt; vLLM adds the answer's number to it."""
-    digest = hashlib.blake2b(f"{seed}/{uid}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") >> 1
+    """A 62-bit seed of one prompt; vLLM adds the answer's number to it."""
+    digest = hashlib.blake2b(f"{seed}/{uid}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
+def _check_same_tokens(prompt: Prompt, seen: Sequence[int] | None) -> None:
+    """The trainer learns from `prompt.token_ids`; an engine that saw others answered another question."""
+    if seen is not None and not np.array_equal(prompt.token_ids, seen):
+        raise RuntimeError(
+            f"vLLM made {len(seen)} tokens of prompt {prompt.uid} ({prompt.row_id}), the trainer "
+            f"{prompt.token_ids.size}, or others: its processor treats the images differently"
+        )
 
 
 def _replace_weights(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -305,3 +331,19 @@ def _threads_kept() -> Iterator[None]:
         torch.set_num_threads = setter
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+@contextmanager
+def _process_group_kept() -> Iterator[None]:
+    """vLLM destroys the default process group when it ends, whoever made it."""
+    destroy = torch.distributed.destroy_process_group
+
+    def only_named(group: Any = None) -> None:
+        if group is not None:
+            destroy(group)
+
+    torch.distributed.destroy_process_group = only_named
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group = destroy
