@@ -168,9 +168,10 @@ def test_workers_import_neither_torch_nor_transformers(tmp_path: Path) -> None:
 def test_workers_end_with_a_trainer_that_is_killed_even_inside_a_regex(tmp_path: Path) -> None:
     code = f"""
     from seerl.reward.loading import Entry
+    from seerl.reward.output import WorkerOutput
     from seerl.reward.worker import run, start_pool
     if __name__ == "__main__":
-        pool = start_pool([Entry({write(tmp_path, ACTS)!r}, "batch", "batch")], 1)
+        pool = start_pool([Entry({write(tmp_path, ACTS)!r}, "batch", "batch")], 1, WorkerOutput().writer)
         pool.schedule(run, args=[0, [{{"response": "fine"}}]]).result()
         print("up", flush=True)
         pool.schedule(run, args=[0, [{{"response": "regex"}}]]).result()

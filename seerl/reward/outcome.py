@@ -6,8 +6,10 @@ Needs nothing but the standard library: workers must start fast and stay small.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -40,6 +42,28 @@ class BadValue(Exception):
     def __init__(self, fault: str, detail: str) -> None:
         super().__init__(detail)
         self.fault = fault
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from where it enters the user's code on: what called it is of no use to the user."""
+    told = traceback.TracebackException.from_exception(error)
+    own = Path(__file__).parent
+    told.stack[:] = [
+        frame
+        for frame in told.stack
+        if not frame.filename.startswith("<frozen importlib") and Path(frame.filename).parent != own
+    ]
+    return "".join(told.format()).rstrip()
+
+
+def place(error: BaseException) -> str:
+    """`FILE:LINE: KIND: message` of an error, where it was raised or the file cannot be parsed."""
+    if isinstance(error, SyntaxError):
+        where, message = f"{error.filename}:{error.lineno}", error.msg
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        where, message = f"{frames[-1].filename}:{frames[-1].lineno}", str(error)
+    return f"{where}: {type(error).__name__}: {message}"
 
 
 def outcome_of(result: Any, *, none_is_absent: bool) -> Outcome:
