@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from seerl.errors import UserError
+from seerl.reward import pool
 from tests.reward_helpers import group_of, overalls, score_all, scorer_of, write
 
 # Does what the response says, or scores 1.
@@ -24,6 +26,9 @@ def act(response):
     if response == "raise": raise KeyError("lost")
     if response == "exit": sys.exit(3)
     if response == "die": os.kill(os.getpid(), 9)
+    if response == "segfault": os.kill(os.getpid(), 11)
+    if response == "leave": os._exit(5)
+    if response == "recurse": act(response)
     if response == "sleep": import time; time.sleep(60)
     if response == "regex": re.match(r"(a|a)*$", "a" * 60 + "b")
     wrong = {"nan": {"overall": float("nan")}, "inf": {"overall": 1e400}, "none": None, "huge": 10 ** 400}
@@ -49,6 +54,9 @@ FAULTS = {
     "empty": "no_overall",
     "missing": "no_overall",
     "die": "worker_died",
+    "segfault": "worker_died",
+    "leave": "worker_died",
+    "recurse": "RecursionError",
     "sleep": "timeout",
     "regex": "timeout",
 }
@@ -121,6 +129,62 @@ def test_the_first_fault_of_each_kind_is_told_and_no_other(
     assert len(caplog.records) == 2
     assert "KeyError: 'lost'" in caplog.text
     assert "data.jsonl:0" in caplog.text
+
+
+def test_a_group_that_loops_for_ever_is_over_after_a_time_limit_a_sample(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with scorer_of(write(tmp_path, ACTS) + ":batch", timeout_s=0.5) as scorer:
+        assert overalls(scorer, group_of("regex", "regex", "regex")) == [0.0] * 3
+        assert scorer.metrics()["reward/errors/timeout"] == 3
+    assert time.monotonic() - started < 20
+
+
+def test_a_function_that_has_never_returned_stops_the_run_rather_than_taking_days(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_HOPELESS", 4)
+    path = write(tmp_path, "import time\ndef main(reward_inputs): time.sleep(60)")
+    with (
+        scorer_of(path, timeout_s=0.1, num_workers=2) as scorer,
+        pytest.raises(UserError, match=r"'main' has not returned once: 4 calls passed .*timeout_s=0\.1"),
+    ):
+        score_all(scorer, group_of(*"abcdefgh"))
+
+
+def test_what_workers_print_is_passed_on_in_whole_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+    import os, sys
+    def main(reward_input):
+        print("looked at", reward_input["response"])
+        print("a warning", file=sys.stderr)
+        os.system("echo from a child")
+        print("unfinished \N{SNOWMAN}", end="")
+        return 1.0
+    """
+    with scorer_of(write(tmp_path, code)) as scorer:
+        assert overalls(scorer, group_of("x")) == [1.0]
+    shown = capfd.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("[reward]")] == [
+        "[reward] looked at x",
+        "[reward] a warning",
+        "[reward] from a child",
+        "[reward] unfinished \N{SNOWMAN}",
+    ]
+
+
+def test_workers_that_print_without_end_go_on_when_nobody_can_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    code = "def main(reward_input):\n    print('x' * 1_000_000)\n    return 1.0"
+    with scorer_of(write(tmp_path, code), timeout_s=10) as scorer:
+        assert overalls(scorer, group_of(*"abc")) == [1.0] * 3
 
 
 def test_a_worker_that_dies_while_idle_is_replaced(tmp_path: Path) -> None:

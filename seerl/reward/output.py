@@ -14,9 +14,13 @@ import os
 import sys
 import threading
 from multiprocessing.connection import Connection
+from typing import TextIO
 
 _LONGEST_LINE = 1 << 16
 """Bytes after which a line without an end is shown as it is."""
+
+_streams: list[TextIO] = []
+"""A worker's stdout and stderr."""
 
 
 class WorkerOutput:
@@ -59,8 +63,16 @@ def print_into(writer: Connection) -> None:
     for number in (1, 2):
         os.dup2(writer.fileno(), number)
     writer.close()
-    sys.stdout, sys.stderr = (
+    _streams[:] = [
         open(number, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115  (open to the end)
         for number in (1, 2)
-    )
+    ]
+    sys.stdout, sys.stderr = _streams
     faulthandler.enable()
+
+
+def flush_prints() -> None:
+    """In a worker: lets go of a line that has no end yet."""
+    for stream in _streams:
+        with contextlib.suppress(ValueError):  # the user's function closed it
+            stream.flush()

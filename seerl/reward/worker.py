@@ -23,7 +23,7 @@ from seerl.errors import UserError
 from seerl.reward.forms import call
 from seerl.reward.loading import KEY, LOAD_LIMIT_S, Entry, Reward, load_reward
 from seerl.reward.outcome import CallFault, Outcome, place, user_traceback
-from seerl.reward.output import print_into
+from seerl.reward.output import flush_prints, print_into
 
 _loaded: list[Reward | CallFault] = []
 """This process's rewards, by the number of their entry."""
@@ -44,7 +44,9 @@ def run(entry: int, inputs: Sequence[dict[str, Any]]) -> list[Outcome] | CallFau
     reward = _loaded[entry]
     if isinstance(reward, CallFault):
         return reward
-    return call(reward.function, reward.form, inputs, reward.kwargs)
+    answer = call(reward.function, reward.form, inputs, reward.kwargs)
+    flush_prints()
+    return answer
 
 
 def uses_images(entry: int) -> bool | CallFault:
