@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
+from rich.live import Live
 
 from seerl.errors import UserError
 from seerl.reward import pool
@@ -172,6 +174,17 @@ def test_what_workers_print_is_passed_on_in_whole_lines(
         "[reward] from a child",
         "[reward] unfinished \N{SNOWMAN}",
     ]
+
+
+def test_what_workers_print_appears_above_a_progress_display(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    code = "def main(reward_input):\n    print('1%\\r2%\\r[red]done')\n    return 1.0"
+    with (
+        Live("the display", console=Console(file=screen, force_terminal=True)),
+        scorer_of(write(tmp_path, code)) as scorer,
+    ):
+        assert overalls(scorer, group_of("x")) == [1.0]
+    assert screen.getvalue().count("[reward] [red]done\n") == 1
 
 
 def test_workers_that_print_without_end_go_on_when_nobody_can_read_it(

@@ -51,7 +51,7 @@ class WorkerOutput:
 
 def _show(line: bytes) -> None:
     """Prints one line; `sys.stdout` is looked up each time, for a progress display replaces it."""
-    text = line.decode("utf-8", "replace").rstrip("\r")
+    text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]  # a progress bar's last state
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError, ValueError):  # a reader of the trainer's output that went away
         sys.stdout.write(f"[reward] {text}\n".encode(encoding, "replace").decode(encoding))
