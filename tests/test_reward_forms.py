@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from PIL import Image
 
 from seerl.config.schema import Config, RewardConfig
@@ -247,3 +250,29 @@ def test_arguments_the_function_does_not_take_are_refused() -> None:
 def _config(reward: object, kwargs: dict[str, object] | None = None) -> Config:
     section = {"reward_function": reward, "reward_function_kwargs": kwargs or {}}
     return Config.model_validate({"worker": {"reward": section}})
+
+
+def test_what_the_documentation_shows_is_what_runs(tmp_path: Path) -> None:
+    text = Path("docs/rewards.md").read_text(encoding="utf-8")
+    assert _blocks(text) == _blocks(Path("docs/rewards.zh-CN.md").read_text(encoding="utf-8"))
+    code = dict(_blocks(text)[:1])["python"]
+    rewards = [yaml.safe_load(block) for language, block in _blocks(text) if language == "yaml"]
+    assert len(rewards) == 4
+    for reward in rewards:
+        section = reward["worker"]["reward"] if "worker" in reward else reward
+        section = _with_file(section, write(tmp_path, "def style(reward_inputs, limit): return []"))
+        for entry in reward_entries(RewardConfig(**section)):
+            load_reward(entry)
+    with scorer_of(write(tmp_path, code) + ":score", on_error="raise") as scorer:
+        assert overalls(scorer, group_of("4", "because", "no")) == [1.0, 0.1, 0.0]
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """The code of a page by language, without comments, which are in the reader's own."""
+    code = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+    return [(language, re.sub(r" *#.*", "", block)) for language, block in code]
+
+
+def _with_file(section: dict[str, Any], path: str) -> dict[str, Any]:
+    text = json.dumps(section).replace("my_reward.py:style", f"{path}:style")
+    return dict(json.loads(text))
