@@ -23,8 +23,8 @@ def corrected(name: str, w: Sequence[float], owners: Sequence[int], cap: float =
     return correct(name, q_M, b_M, torch.tensor(owners), num_responses=max(owners) + 1, cap=cap)
 
 
-# Response 0: w = 3 and 0.4, product 1.2, geometric 1.095; response 1: 1.8 and 1.8, product 3.24, geometric
-# 1.8.
+# Response 0: w = 3 and 0.4, product 1.2, geometric mean 1.095.
+# Response 1: w = 1.8 and 1.8, product 3.24, geometric mean 1.8.
 W, OWNERS = [3.0, 0.4, 1.8, 1.8], [0, 0, 1, 1]
 
 

@@ -200,7 +200,7 @@ MISTAKES = {
     "\nimport no_such": r"reward.py:2: ModuleNotFoundError: No module named 'no_such'",
     "def main(reward_inputs, needed): return []": r"needed",
     "REWARD_TYPE = 'bach'\ndef main(x): return []": r"REWARD_TYPE='bach'.*'batch' or 'sequential'",
-    "\n\ndef main(: pass": r"reward.py:3: SyntaxError: invalid syntax",
+    "\n\ndef main(: pass": r"syntax error in .*reward.py, line 3: ",
     "import os\nos._exit(3)": r"ended the process",
 }
 
@@ -255,16 +255,15 @@ def _config(reward: object, kwargs: dict[str, object] | None = None) -> Config:
 def test_what_the_documentation_shows_is_what_runs(tmp_path: Path) -> None:
     text = Path("docs/rewards.md").read_text(encoding="utf-8")
     assert _blocks(text) == _blocks(Path("docs/rewards.zh-CN.md").read_text(encoding="utf-8"))
-    code = dict(_blocks(text)[:1])["python"]
-    rewards = [yaml.safe_load(block) for language, block in _blocks(text) if language == "yaml"]
-    assert len(rewards) == 4
-    for reward in rewards:
-        section = reward["worker"]["reward"] if "worker" in reward else reward
-        section = _with_file(section, write(tmp_path, "def style(reward_inputs, limit): return []"))
+    [code] = [block for language, block in _blocks(text) if language == "python"]
+    settings = [yaml.safe_load(block) for language, block in _blocks(text) if language == "yaml"]
+    assert len(settings) == 4
+    for given in settings:
+        section = _with_file(given["worker"]["reward"], write(tmp_path, "def style(x, strict): return []"))
         for entry in reward_entries(RewardConfig(**section)):
             load_reward(entry)
     with scorer_of(write(tmp_path, code) + ":score", on_error="raise") as scorer:
-        assert overalls(scorer, group_of("4", "because", "no")) == [1.0, 0.1, 0.0]
+        assert overalls(scorer, group_of("</think>\\boxed{4}", "\\boxed{4}", "no")) == [1.0, 0.9, 0.0]
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:

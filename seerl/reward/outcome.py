@@ -57,13 +57,9 @@ def user_traceback(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str:
-    """`FILE:LINE: KIND: message` of an error, where it was raised or the file cannot be parsed."""
-    if isinstance(error, SyntaxError):
-        where, message = f"{error.filename}:{error.lineno}", error.msg
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        where, message = f"{frames[-1].filename}:{frames[-1].lineno}", str(error)
-    return f"{where}: {type(error).__name__}: {message}"
+    """`FILE:LINE: KIND: message` of an error, where it was raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}: {type(error).__name__}: {error}"
 
 
 def outcome_of(result: Any, *, none_is_absent: bool) -> Outcome:

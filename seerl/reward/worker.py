@@ -89,6 +89,9 @@ def _load(entry: Entry) -> Reward | CallFault:
         return load_reward(entry)
     except UserError as error:
         return CallFault("load", str(error), fatal=True)
+    except SyntaxError as error:
+        where = f"{error.filename}, line {error.lineno}"
+        return CallFault("load", f"{KEY}={entry.source}: syntax error in {where}: {error.msg}", fatal=True)
     except BaseException as error:  # a file may also raise SystemExit when imported
         told = f"{KEY}={entry.source} cannot be imported. {place(error)}\n{user_traceback(error)}"
         return CallFault("load", told, fatal=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -37,8 +40,20 @@ SHOWN = (
     ("s/step", "perf/time_per_step", "{:.2f}"),
 )
 """What a person watches: label, metric, format. Metrics that a run does not have are left out."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What a terminal would obey instead of showing it."""
 RECENT = 8
 """Steps whose time the estimate of the time left is made from."""
+
+
+class _Console(Console):
+    """Raises when nobody reads any more (`seerl train ... | head`), where rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Sends what is still to come nowhere, and says so once."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise BrokenPipeError("nobody reads the standard output any more")
 
 
 class ConsoleTracker:
@@ -48,14 +63,14 @@ class ConsoleTracker:
         self.run_id: str | None = None
         self._total = info.total_steps
         self._title = f"{info.project}/{info.experiment}"
-        self._console = Console(stderr=False, highlight=False, soft_wrap=False)
+        self._console = _Console(stderr=False, highlight=False, soft_wrap=False)
         self._seconds: list[float] = []
         self._validation: dict[str, float] = {}
         self._latest: dict[str, float] = {}
         self._step = 0
-        self._live = (
-            self._start_live() if self._console.is_terminal and not self._console.is_dumb_terminal else None
-        )
+        able = self._console.is_terminal and not self._console.is_dumb_terminal
+        # The display is drawn with characters that only Unicode has.
+        self._live = self._start_live() if able and self._console.encoding.startswith("utf") else None
 
     def stage(self, name: str) -> None:
         """Shows what the run is doing."""
@@ -72,7 +87,8 @@ class ConsoleTracker:
         if "perf/time_per_step" not in metrics:
             return
         self._latest = dict(metrics)
-        self._seconds = [*self._seconds[-RECENT + 1 :], metrics["perf/time_per_step"]]
+        if math.isfinite(metrics["perf/time_per_step"]):
+            self._seconds = [*self._seconds[-RECENT + 1 :], metrics["perf/time_per_step"]]
         if self._live is None:
             self._print(self._plain_line(step))
         else:
@@ -117,13 +133,13 @@ class ConsoleTracker:
         return live
 
     def _view(self) -> Panel:
-        return Panel(Group(self._progress, self._figures()), title=self._title, title_align="left")
+        return Panel(Group(self._progress, self._figures()), title=Text(self._title), title_align="left")
 
     def _figures(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        cells = [f"[dim]{label}[/] {value}" for label, value in self._shown()]
+        cells = [Text.assemble((label, "dim"), " ", value) for label, value in self._shown()]
         if self._validation:
-            cells.append(f"[dim]validation[/] {_validation_line(self._validation)}")
+            cells.append(Text.assemble(("validation", "dim"), " ", _validation_line(self._validation)))
         per_row = max(1, self._console.width // 30)
         for start in range(0, len(cells), per_row):
             table.add_row(*cells[start : start + per_row])
@@ -141,7 +157,7 @@ class ConsoleTracker:
     def _time_left(self, step: int) -> str:
         if not self._seconds:
             return "-"
-        seconds = round((self._total - step) * sum(self._seconds) / len(self._seconds))
+        seconds = round(max(0, self._total - step) * sum(self._seconds) / len(self._seconds))
         form = "%H:%M:%S" if seconds >= 3600 else "%M:%S"
         days, rest = divmod(seconds, 86400)
         return (f"{days}d " if days else "") + time.strftime(
@@ -149,7 +165,8 @@ class ConsoleTracker:
         )
 
     def _print(self, line: str) -> None:
-        """Prints a line, with what the terminal's encoding cannot show replaced."""
+        """Prints a line, with what the terminal's encoding cannot show, or would obey, replaced."""
+        line = CONTROL.sub("?", line)
         encoding = self._console.encoding or "utf-8"
         self._console.print(
             Text(line.encode(encoding, "replace").decode(encoding)), soft_wrap=self._live is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -47,6 +48,7 @@ class Trackers:
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._trackers = dict(trackers)
+        self._failed: list[Tracker] = []
 
     def stage(self, name: str) -> None:
         """What the run is doing now, for trackers that show it."""
@@ -64,6 +66,10 @@ class Trackers:
     def finish(self, exit_code: int) -> None:
         """See `Tracker.finish`."""
         self._each(lambda t: t.finish(exit_code))
+        for tracker in self._failed:  # it may still hold the terminal, a file or a connection
+            with suppress(Exception):
+                tracker.finish(exit_code)
+        self._failed.clear()
 
     def state_dict(self) -> dict[str, str]:
         """The ids of the tracked runs by tracker, for `make_trackers` to continue them."""
@@ -74,7 +80,7 @@ class Trackers:
             try:
                 call(tracker)
             except Exception:  # whatever a tracking library raises, the training is worth more
-                del self._trackers[name]
+                self._failed.append(self._trackers.pop(name))
                 log.warning(
                     "tracker %s failed and is left out from here on; training goes on", name, exc_info=True
                 )
@@ -108,7 +114,11 @@ def make_trackers(
             total_steps=total_steps,
             run_id=(run_ids or {}).get(name),
         )
-        trackers[name] = _open(name, info)
+        try:
+            trackers[name] = _open(name, info)
+        except BaseException:
+            Trackers(trackers).finish(1)
+            raise
     return Trackers(trackers)
 
 
@@ -120,5 +130,9 @@ def _open(name: str, info: RunInfo) -> Tracker:
         raise UserError(
             f"trainer.logger has {name}, but the package {error.name} is not installed: "
             f"pip install 'seerl[{name}]'"
+        ) from error
+    except Exception as error:  # each library raises its own kinds: no network, a wrong key, a bad name
+        raise UserError(
+            f"trainer.logger has {name}, which cannot start: {type(error).__name__}: {error}"
         ) from error
     return tracker

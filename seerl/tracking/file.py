@@ -68,7 +68,8 @@ def _open(path: Path) -> TextIO:
             file.seek(-1, 2)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-    return path.open("a", encoding="utf-8")
+    # A lone surrogate in a data set's text is written as \uXXXX, which is how JSON spells it.
+    return path.open("a", encoding="utf-8", errors="backslashreplace")
 
 
 def _write(file: TextIO, record: Mapping[str, object]) -> None:

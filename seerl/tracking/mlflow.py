@@ -18,7 +18,7 @@ from seerl.tracking.text import COLUMNS, as_row
 from seerl.types import Generation
 
 REFUSED = re.compile(r"[^\w\-. :/]")
-"""What mlflow does not take in the name of a metric."""
+"""What mlflow does not take in the name of a metric or a parameter."""
 LONGEST_VALUE = 500
 
 
@@ -43,7 +43,7 @@ class MlflowTracker:
         number = experiment.experiment_id if experiment else self._client.create_experiment(info.project)
         self._id = self.run_id = self._client.create_run(number, run_name=info.experiment).info.run_id
         for key, value in _flat(info.config):
-            self._client.log_param(self._id, key, str(value)[:LONGEST_VALUE])
+            self._client.log_param(self._id, REFUSED.sub("_", key), str(value)[:LONGEST_VALUE])
 
     def stage(self, name: str) -> None:
         """Not shown."""

@@ -12,6 +12,8 @@ from typing import Any
 import swanlab
 
 from seerl.tracking.fanout import RunInfo
+from seerl.tracking.secrets import masked_arguments
+from seerl.tracking.terminal import can_ask
 from seerl.tracking.text import as_text
 from seerl.types import Generation
 
@@ -27,6 +29,9 @@ class SwanlabTracker:
         folder = folder or str(info.run_dir / "swanlog")
         Path(folder).mkdir(parents=True, exist_ok=True)
         settings: dict[str, Any] = {"id": info.run_id, "resume": "allow"} if info.run_id else {}
+        if masked_arguments(sys.argv) != sys.argv:
+            # SwanLab records the command line from /proc, where nothing can be masked.
+            os.environ["SWANLAB_PROBE_RUNTIME"] = "false"
         self._run = swanlab.init(
             project=info.project,
             name=info.experiment,
@@ -64,7 +69,7 @@ def _mode() -> str:
     if mode := os.environ.get("SWANLAB_MODE"):
         return "online" if mode in ("cloud", "cloud-only") else mode  # SwanLab's names before 0.8
     stored = (Path.home() / ".swanlab" / ".netrc").exists()
-    if stored or os.environ.get("SWANLAB_API_KEY") or sys.stdin.isatty():
+    if stored or os.environ.get("SWANLAB_API_KEY") or can_ask():
         return "online"
     log.warning("swanlab: no SWANLAB_API_KEY and nobody to ask, so it is offline; upload with `swanlab sync`")
     return "offline"

@@ -22,7 +22,7 @@ class TrackioTracker:
             project=info.project,
             name=info.run_id or info.experiment,
             config=dict(info.config),
-            resume="allow",
+            resume="allow" if info.run_id else "never",
             embed=False,
         )
         self.run_id: str | None = self._run.name

@@ -13,6 +13,8 @@ from typing import Literal
 import wandb
 
 from seerl.tracking.fanout import RunInfo
+from seerl.tracking.secrets import masked_arguments
+from seerl.tracking.terminal import can_ask
 from seerl.tracking.text import COLUMNS, as_row
 from seerl.types import Generation
 
@@ -24,16 +26,20 @@ class WandbTracker:
 
     def __init__(self, info: RunInfo) -> None:
         info.run_dir.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(
-            project=info.project,
-            name=info.experiment,
-            config=dict(info.config),
-            dir=os.environ.get("WANDB_DIR", str(info.run_dir)),
-            id=info.run_id,
-            resume="allow" if info.run_id else None,
-            mode=_mode(),
-            settings=wandb.Settings(console="off", silent=True),
-        )
+        given, sys.argv = sys.argv, masked_arguments(sys.argv)  # wandb records the command line
+        try:
+            self._run = wandb.init(
+                project=info.project,
+                name=info.experiment,
+                config=dict(info.config),
+                dir=os.environ.get("WANDB_DIR", str(info.run_dir)),
+                id=info.run_id,
+                resume="allow" if info.run_id else None,
+                mode=_mode(),
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        finally:
+            sys.argv = given
         # Steps are a metric of their own: a resumed run may repeat some, which wandb's own counter refuses.
         self._run.define_metric("training_step")
         self._run.define_metric("*", step_metric="training_step")
@@ -63,7 +69,7 @@ def _mode() -> Literal["offline"] | None:
     """None leaves the choice to wandb; offline where it would have to ask for a key and nobody is there."""
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return None
-    if _stored_key() or sys.stdin.isatty():
+    if _stored_key() or can_ask():
         return None
     log.warning("wandb: no WANDB_API_KEY and nobody to ask, so it is offline; upload with `wandb sync`")
     return "offline"
