@@ -183,6 +183,15 @@ def test_pictures_are_sent_only_to_functions_that_can_look_at_them(tmp_path: Pat
         [scored] = score_all(scorer, group_of("a", "b", image=Image.new("RGB", (2, 2))))
     assert scored is not None
     assert [dict(score.parts) for score in scored.scores] == [{n: float(v) for n, v in names.items()}] * 2
+    unsendable = Image.new("RGB", (2, 2))
+    unsendable.__class__ = _Unsendable
+    with scorer_of(rewards[3:5], on_error="raise") as scorer:
+        assert overalls(scorer, group_of("a", image=unsendable)) == [0.0]
+
+
+class _Unsendable(Image.Image):
+    def __getstate__(self) -> Any:
+        raise AssertionError("a picture is on its way to a function that cannot see it")
 
 
 def test_a_file_may_import_its_neighbour_but_does_not_hide_the_standard_library(tmp_path: Path) -> None:
