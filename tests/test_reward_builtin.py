@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import itertools
 import json
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -15,6 +18,8 @@ import pytest
 from PIL import Image
 
 from seerl.reward.answers import boxed, equivalent, final_answer
+from seerl.reward.builtin.math import appear_in_order
+from seerl.reward.forms import Form
 from seerl.reward.loading import BUILT_IN, Entry, load_reward
 from tests.reward_helpers import group_of, overalls, score_all, scorer_of
 
@@ -47,6 +52,14 @@ def test_math_is_a_tenth_format_and_nine_tenths_accuracy(response: str, overall:
     found = score("math", response)
     assert found["overall"] == pytest.approx(overall)
     assert found["format"] == form
+
+
+def test_the_math_format_is_the_classic_expression_for_every_order_of_its_marks() -> None:
+    classic = re.compile(r"<think>.*</think>.*\\boxed\{.*\}.*", re.DOTALL)
+    marks = ["<think>", "</think>", "\\boxed{", "}", "\n", "x"]
+    texts = ["".join(order) for n in range(6) for order in itertools.product(marks, repeat=n)]
+    differ = [t for t in texts if appear_in_order(t, *marks[:4]) != bool(classic.fullmatch(t))]
+    assert differ == []
 
 
 def test_equal_answers_in_other_writing_are_equal_and_unequal_ones_are_not() -> None:
@@ -156,6 +169,33 @@ def test_an_example_file_gives_what_the_built_in_of_its_name_gives(name: str) ->
         assert example.function([row], **limits) == [score(name, response, length=len(response), **limits)]
 
 
+def test_the_example_that_looks_at_one_response_gives_part_of_the_reward_for_a_near_miss() -> None:
+    found = load_reward(Entry("examples/reward_function/one_by_one.py", "partial_credit", "near"))
+    assert found.form is Form.SEQUENTIAL
+    row = {"ground_truth": "1,000".replace(",", ""), "finish_reason": "stop"}
+    answers = ["so 1,000", "1050.0", "2000", "no number"]
+    scores = [found.function({**row, "response": a})["overall"] for a in answers]
+    assert scores == pytest.approx([1.0, 0.25, 0.0, 0.0])
+    cut_off = found.function({**row, "response": "1000", "finish_reason": "length"})
+    assert cut_off == {"overall": 0.0, "accuracy": 0.0}
+
+
+def test_the_example_in_the_style_of_trl_runs_as_its_head_says() -> None:
+    file = "examples/reward_function/trl_style.py"
+    rewards = [{"function": f"{file}:accuracy"}]
+    rewards += [{"function": f"{file}:brevity", "weight": 0.2, "kwargs": {"limit": 5}}]
+    with scorer_of(rewards, on_error="raise") as scorer:
+        short, proof = score_all(
+            scorer,
+            group_of("Answer: 4", "5", columns={"task": "short"}),
+            group_of("Answer: 4", columns={"task": "proof"}),
+        )
+    assert short is not None
+    assert proof is not None
+    assert [s.overall for s in short.scores] == pytest.approx([1 + 0.2 * 5 / 9, 0.2])
+    assert [dict(s.parts) for s in proof.scores] == [{"accuracy": 1.0}]
+
+
 def test_every_built_in_has_its_module() -> None:
     for name in BUILT_IN:
         assert callable(importlib.import_module(f"seerl.reward.builtin.{name}").compute_score)
@@ -177,10 +217,11 @@ def serve() -> Iterator[Callable[[Answer], str]]:
     def start(answer: Answer) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                status, body = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status, body = answer({**sent, "authorization": self.headers["Authorization"]})
                 self.send_response(status)
                 self.end_headers()
-                self.wfile.write(json.dumps(body).encode())
+                self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
 
             def log_message(self, *_: Any) -> None:
                 """Nothing: the tests' output stays readable."""
@@ -249,3 +290,58 @@ def test_a_service_gets_all_of_a_group_and_returns_its_scores(serve: Callable[[A
         [scored] = score_all(scorer, group)
     assert scored is not None
     assert [(s.overall, s.parts["k"]) for s in scored.scores] == [(2.0, 1.0), (3.0, 1.0)]
+
+
+FAILURES: dict[str, tuple[int, Any, str]] = {
+    "broken": (500, {"error": "boom"}, r"failed 2 times, at last with status 500: .*boom"),
+    "refused": (403, {"error": "not you"}, r"refused: status 403: .*not you"),
+    "no JSON": (
+        200,
+        b"<html>busy</html>",
+        r"failed 2 times, at last with status 200 and no JSON: <html>busy",
+    ),
+    "no scores": (200, {"result": [1]}, r"answered .*result.* where \{\"scores\": \[...\]\} is expected"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_service_that_fails_is_named_with_what_it_said(
+    serve: Callable[[Answer], str], failure: str
+) -> None:
+    status, body, message = FAILURES[failure]
+    with pytest.raises(RuntimeError, match=message):
+        score("http", "4", url=serve(lambda _: (status, body)), retries=1)
+
+
+def test_a_service_that_is_slow_once_is_asked_again_and_a_wrong_number_of_scores_is_a_fault(
+    serve: Callable[[Answer], str],
+) -> None:
+    asked: list[int] = []
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(len(body["inputs"]))
+        if len(asked) == 1:
+            time.sleep(1)
+        return 200, [1.0, 1.0][: 1 + any(x["response"] == "twice" for x in body["inputs"])]
+
+    kwargs = {"url": serve(answer), "request_timeout_s": 0.3}
+    with scorer_of("http", reward_function_kwargs=kwargs) as scorer:
+        [scored] = score_all(scorer, group_of("once"))
+        [wrong] = score_all(scorer, group_of("twice"))
+    assert scored is not None
+    assert wrong is not None
+    assert scored.scores[0].overall == 1.0
+    assert wrong.scores[0].error == "wrong_length"
+    assert asked == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["llm_judge", "http"])
+def test_a_key_is_sent_and_is_not_repeated_in_an_error_even_if_the_service_does(
+    serve: Callable[[Answer], str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
+    url = serve(lambda body: (401, {"wrong": body["authorization"]}))
+    kwargs = {"url": url} if name == "http" else {"base_url": url, "model": "m"}
+    with pytest.raises(RuntimeError, match=r"wrong.*Bearer \*\*\*") as raised:
+        score(name, "4", api_key_env="JUDGE_KEY", **kwargs)
+    assert "secret" not in str(raised.value)

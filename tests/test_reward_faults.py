@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -13,8 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
+from rich.live import Live
 
 from seerl.errors import UserError
+from seerl.reward import pool
 from tests.reward_helpers import group_of, overalls, score_all, scorer_of, write
 
 # Does what the response says, or scores 1.
@@ -24,6 +28,9 @@ def act(response):
     if response == "raise": raise KeyError("lost")
     if response == "exit": sys.exit(3)
     if response == "die": os.kill(os.getpid(), 9)
+    if response == "segfault": os.kill(os.getpid(), 11)
+    if response == "leave": os._exit(5)
+    if response == "recurse": act(response)
     if response == "sleep": import time; time.sleep(60)
     if response == "regex": re.match(r"(a|a)*$", "a" * 60 + "b")
     wrong = {"nan": {"overall": float("nan")}, "inf": {"overall": 1e400}, "none": None, "huge": 10 ** 400}
@@ -49,6 +56,9 @@ FAULTS = {
     "empty": "no_overall",
     "missing": "no_overall",
     "die": "worker_died",
+    "segfault": "worker_died",
+    "leave": "worker_died",
+    "recurse": "RecursionError",
     "sleep": "timeout",
     "regex": "timeout",
 }
@@ -123,6 +133,73 @@ def test_the_first_fault_of_each_kind_is_told_and_no_other(
     assert "data.jsonl:0" in caplog.text
 
 
+def test_a_group_that_loops_for_ever_is_over_after_a_time_limit_a_sample(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with scorer_of(write(tmp_path, ACTS) + ":batch", timeout_s=0.5) as scorer:
+        assert overalls(scorer, group_of("regex", "regex", "regex")) == [0.0] * 3
+        assert scorer.metrics()["reward/errors/timeout"] == 3
+    assert time.monotonic() - started < 20
+
+
+def test_a_function_that_has_never_returned_stops_the_run_rather_than_taking_days(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_HOPELESS", 4)
+    path = write(tmp_path, "import time\ndef main(reward_inputs): time.sleep(60)")
+    with (
+        scorer_of(path, timeout_s=0.1, num_workers=2) as scorer,
+        pytest.raises(UserError, match=r"'main' has not returned once: 4 calls passed .*timeout_s=0\.1"),
+    ):
+        score_all(scorer, group_of(*"abcdefgh"))
+
+
+def test_what_workers_print_is_passed_on_in_whole_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+    import os, sys
+    def main(reward_input):
+        print("looked at", reward_input["response"])
+        print("a warning", file=sys.stderr)
+        os.system("echo from a child")
+        print("unfinished \N{SNOWMAN}", end="")
+        return 1.0
+    """
+    with scorer_of(write(tmp_path, code)) as scorer:
+        assert overalls(scorer, group_of("x")) == [1.0]
+    shown = capfd.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("[reward]")] == [
+        "[reward] looked at x",
+        "[reward] a warning",
+        "[reward] from a child",
+        "[reward] unfinished \N{SNOWMAN}",
+    ]
+
+
+def test_what_workers_print_appears_above_a_progress_display(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    code = "def main(reward_input):\n    print('1%\\r2%\\r[red]done')\n    return 1.0"
+    with (
+        Live("the display", console=Console(file=screen, force_terminal=True)),
+        scorer_of(write(tmp_path, code)) as scorer,
+    ):
+        assert overalls(scorer, group_of("x")) == [1.0]
+    assert screen.getvalue().count("[reward] [red]done\n") == 1
+
+
+def test_workers_that_print_without_end_go_on_when_nobody_can_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    code = "def main(reward_input):\n    print('x' * 1_000_000)\n    return 1.0"
+    with scorer_of(write(tmp_path, code), timeout_s=10) as scorer:
+        assert overalls(scorer, group_of(*"abc")) == [1.0] * 3
+
+
 def test_a_worker_that_dies_while_idle_is_replaced(tmp_path: Path) -> None:
     with scorer_of(write(tmp_path, ACTS) + ":batch") as scorer:
         assert overalls(scorer, group_of("fine")) == [1.0]
@@ -168,9 +245,10 @@ def test_workers_import_neither_torch_nor_transformers(tmp_path: Path) -> None:
 def test_workers_end_with_a_trainer_that_is_killed_even_inside_a_regex(tmp_path: Path) -> None:
     code = f"""
     from seerl.reward.loading import Entry
+    from seerl.reward.output import WorkerOutput
     from seerl.reward.worker import run, start_pool
     if __name__ == "__main__":
-        pool = start_pool([Entry({write(tmp_path, ACTS)!r}, "batch", "batch")], 1)
+        pool = start_pool([Entry({write(tmp_path, ACTS)!r}, "batch", "batch")], 1, WorkerOutput().writer)
         pool.schedule(run, args=[0, [{{"response": "fine"}}]]).result()
         print("up", flush=True)
         pool.schedule(run, args=[0, [{{"response": "regex"}}]]).result()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from PIL import Image
 
-from seerl.config.schema import Config
+from seerl.config.schema import Config, RewardConfig
 from seerl.errors import UserError
-from seerl.reward.loading import check_reward
+from seerl.reward.loading import check_reward, load_reward, reward_entries
 from tests.reward_helpers import group_of, overalls, score_all, scorer_of, write
 
 FORMS = {
@@ -42,17 +45,39 @@ FORMS = {
     "async batch": """
         async def main(reward_inputs, bonus=0): return [len(x["response"]) + bonus for x in reward_inputs]
         """,
+    "async earlier batch": """
+        async def main(predicts, ground_truths, bonus=0): return [len(p) + bonus for p in predicts]
+        """,
+    "async earlier function": """
+        async def main(predict, ground_truth, bonus=0): return {"overall": len(predict) + bonus}
+        """,
+    "async TRL": """
+        async def main(prompts, completions, bonus=0): return [float(len(c) + bonus) for c in completions]
+        """,
+    "batch by type, whatever the name": """
+        REWARD_TYPE = "batch"
+        def main(reward_input, bonus=0): return [len(x["response"]) + bonus for x in reward_input]
+        """,
+    "batch by name, with a parameter of another form's name": """
+        def main(reward_inputs, ground_truth=None, bonus=0):
+            return [len(x["response"]) + bonus for x in reward_inputs]
+        """,
     "async sequential": """
         async def main(reward_input, bonus=0): return {"overall": len(reward_input["response"]) + bonus}
         """,
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_recognised_and_gets_its_keyword_arguments(tmp_path: Path, form: str) -> None:
-    group = group_of("a", "bbb", columns={"level": 1})
-    with scorer_of(write(tmp_path, FORMS[form]), reward_function_kwargs={"bonus": 1}) as scorer:
-        assert overalls(scorer, group) == [2.0, 4.0]
+def test_every_form_is_recognised_and_gets_its_keyword_arguments(tmp_path: Path) -> None:
+    files = {form: write(tmp_path, code, f"form_{i}.py") for i, (form, code) in enumerate(FORMS.items())}
+    rewards = [{"function": file, "name": form} for form, file in files.items()]
+    with scorer_of(rewards, reward_function_kwargs={"bonus": 1}, on_error="raise") as scorer:
+        [scored] = score_all(scorer, group_of("a", "bbb", columns={"level": 1}))
+    assert scored is not None
+    assert [dict(score.parts) for score in scored.scores] == [
+        dict.fromkeys(FORMS, 2.0),
+        dict.fromkeys(FORMS, 4.0),
+    ]
 
 
 def test_async_calls_of_a_group_run_together(tmp_path: Path) -> None:
@@ -121,10 +146,52 @@ def test_several_rewards_are_summed_by_weight_and_each_is_logged(tmp_path: Path)
     ]
 
 
-def test_a_sample_no_reward_applies_to_has_no_score(tmp_path: Path) -> None:
-    path = write(tmp_path, "def main(prompts, completions): return [None, 1.0]")
-    with scorer_of(path, on_error="skip") as scorer:
-        assert overalls(scorer, group_of("a", "b")) == [1.0]
+@pytest.mark.parametrize("on_error", ["zero", "skip", "raise"])
+def test_a_sample_no_reward_applies_to_is_left_out_and_that_is_no_fault(
+    tmp_path: Path, on_error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, "def main(completions): return [1.0 if c == 'b' else None for c in completions]")
+    with scorer_of(path, on_error=on_error) as scorer:
+        some, none = score_all(scorer, group_of("a", "b", "aa"), group_of("a"))
+        assert scorer.metrics() == {"reward/errors": 0.0, "reward/unscored": 3.0}
+        assert scorer.metrics() == {"reward/errors": 0.0}
+    assert none is None
+    assert some is not None
+    assert [(c.token_ids.size, s.overall) for c, s in zip(some.completions, some.scores, strict=True)] == [
+        (1, 1.0)
+    ]
+    assert [r.message.count("None from every reward function ('main')") for r in caplog.records] == [1]
+
+
+LOOKS = """
+def batch(reward_inputs): return [len(x["images"]) for x in reward_inputs]
+def trl(completions, images): return [float(len(i)) for i in images]
+def trl_any(completions, **columns): return [float(len(i)) for i in columns["images"]]
+def trl_blind(completions): return [0.0 for _ in completions]
+def earlier(predict, ground_truth): return 0.0
+"""
+
+
+def test_pictures_are_sent_only_to_functions_that_can_look_at_them(tmp_path: Path) -> None:
+    path = write(tmp_path, LOOKS)
+    names = {"batch": True, "trl": True, "trl_any": True, "trl_blind": False, "earlier": False}
+    rewards = [{"function": f"{path}:{name}"} for name in names]
+    rewards += [{"function": "choice"}, {"function": "http", "kwargs": {"url": "-", "send_images": True}}]
+    loaded = [load_reward(e) for e in reward_entries(RewardConfig(reward_function=rewards))]
+    assert [reward.uses_images for reward in loaded] == [*names.values(), False, True]
+    with scorer_of(rewards[:5], on_error="raise") as scorer:
+        [scored] = score_all(scorer, group_of("a", "b", image=Image.new("RGB", (2, 2))))
+    assert scored is not None
+    assert [dict(score.parts) for score in scored.scores] == [{n: float(v) for n, v in names.items()}] * 2
+    unsendable = Image.new("RGB", (2, 2))
+    unsendable.__class__ = _Unsendable
+    with scorer_of(rewards[3:5], on_error="raise") as scorer:
+        assert overalls(scorer, group_of("a", image=unsendable)) == [0.0]
+
+
+class _Unsendable(Image.Image):
+    def __getstate__(self) -> Any:
+        raise AssertionError("a picture is on its way to a function that cannot see it")
 
 
 def test_a_file_may_import_its_neighbour_but_does_not_hide_the_standard_library(tmp_path: Path) -> None:
@@ -139,10 +206,10 @@ def test_a_file_may_import_its_neighbour_but_does_not_hide_the_standard_library(
 
 MISTAKES = {
     "def other(reward_inputs): return []": r"no function 'main'; it defines other",
-    "import nothing_of_this_name": r"ModuleNotFoundError: No module named 'nothing_of_this_name'",
+    "\nimport no_such": r"reward.py:2: ModuleNotFoundError: No module named 'no_such'",
     "def main(reward_inputs, needed): return []": r"needed",
     "REWARD_TYPE = 'bach'\ndef main(x): return []": r"REWARD_TYPE='bach'.*'batch' or 'sequential'",
-    "def main(: pass": r"syntax error",
+    "\n\ndef main(: pass": r"syntax error in .*reward.py, line 3: ",
     "import os\nos._exit(3)": r"ended the process",
 }
 
@@ -152,6 +219,7 @@ def test_check_says_what_is_wrong_with_a_file_before_a_run(tmp_path: Path, code:
     config = _config(write(tmp_path, code))
     [problem] = check_reward(config)
     assert re.search(MISTAKES[code], problem)
+    assert "seerl/reward" not in problem  # the user's own code is what a traceback shows
 
 
 def test_a_mistake_in_the_file_stops_a_run_with_the_same_words(tmp_path: Path) -> None:
@@ -191,3 +259,28 @@ def test_arguments_the_function_does_not_take_are_refused() -> None:
 def _config(reward: object, kwargs: dict[str, object] | None = None) -> Config:
     section = {"reward_function": reward, "reward_function_kwargs": kwargs or {}}
     return Config.model_validate({"worker": {"reward": section}})
+
+
+def test_what_the_documentation_shows_is_what_runs(tmp_path: Path) -> None:
+    text = Path("docs/rewards.md").read_text(encoding="utf-8")
+    assert _blocks(text) == _blocks(Path("docs/rewards.zh-CN.md").read_text(encoding="utf-8"))
+    [code] = [block for language, block in _blocks(text) if language == "python"]
+    settings = [yaml.safe_load(block) for language, block in _blocks(text) if language == "yaml"]
+    assert len(settings) == 4
+    for given in settings:
+        section = _with_file(given["worker"]["reward"], write(tmp_path, "def style(x, strict): return []"))
+        for entry in reward_entries(RewardConfig(**section)):
+            load_reward(entry)
+    with scorer_of(write(tmp_path, code) + ":score", on_error="raise") as scorer:
+        assert overalls(scorer, group_of("</think>\\boxed{4}", "\\boxed{4}", "no")) == [1.0, 0.9, 0.0]
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """The code of a page by language, without comments, which are in the reader's own."""
+    code = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+    return [(language, re.sub(r" *#.*", "", block)) for language, block in code]
+
+
+def _with_file(section: dict[str, Any], path: str) -> dict[str, Any]:
+    text = json.dumps(section).replace("my_reward.py:style", f"{path}:style")
+    return dict(json.loads(text))

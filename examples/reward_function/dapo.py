@@ -6,12 +6,16 @@ worker.reward.reward_function_kwargs={max_response_length:2048,overlong_buffer_l
 
 from typing import Any
 
-from seerl.reward.answers import boxed, equivalent
+from math_verify import parse, verify
 
 
-def accuracy_reward(response: str, ground_truth: str) -> float:
-    answer = boxed(response[-300:])  # the answer stands at the end
-    return 1.0 if answer is not None and equivalent(answer, ground_truth) else -1.0
+def accuracy_reward(response: str, ground_truth: Any) -> float:
+    end = response[-300:]  # the answer stands at the end
+    if r"\boxed{" not in end:
+        return -1.0
+    # From the last box on: math-verify finds where it closes, and compares 0.5 with \frac12.
+    answer = parse(end[end.rfind(r"\boxed{") :])
+    return 1.0 if verify(parse(rf"\boxed{{{ground_truth}}}"), answer) else -1.0
 
 
 def soft_overlong_punishment(length: int, max_length: int, buffer_length: int) -> float:

@@ -10,16 +10,38 @@ costs a sample, never the run.
 import re
 from typing import Any
 
-from seerl.reward.answers import boxed, equivalent
+from math_verify import parse, verify
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last \boxed{...}, which may hold braces itself; None without one."""
+    start = text.rfind(r"\boxed{")
+    if start == -1:
+        return None
+    begin = start + len(r"\boxed{")
+    depth = 1
+    for end in range(begin, len(text)):
+        depth += (text[end] == "{") - (text[end] == "}")
+        if depth == 0:
+            return text[begin:end].strip()
+    return None
+
+
+def equal(answer: str, truth: str) -> bool:
+    """Whether they are the same text, or to math-verify the same number or expression (0.5 and \\frac12)."""
+    return answer == truth or verify(parse(rf"\boxed{{{truth}}}"), parse(rf"\boxed{{{answer}}}"))
 
 
 def format_reward(response: str) -> float:
-    return float(re.fullmatch(r"<think>.*</think>.*\\boxed\{.*\}.*", response, re.DOTALL) is not None)
+    pattern = r"<think>.*</think>.*\\boxed\{.*\}.*"
+    return float(
+        re.fullmatch(pattern, response, re.DOTALL) is not None
+    )  # DOTALL: thoughts take several lines
 
 
-def accuracy_reward(response: str, ground_truth: str) -> float:
-    answer = boxed(response)
-    return float(answer is not None and equivalent(answer, ground_truth))
+def accuracy_reward(response: str, ground_truth: Any) -> float:
+    answer = last_boxed(response)
+    return float(answer is not None and equal(answer, str(ground_truth).strip()))
 
 
 def compute_score(reward_inputs: list[dict[str, Any]], format_weight: float = 0.1) -> list[dict[str, float]]:

@@ -6,7 +6,12 @@ worker.reward.reward_function=examples/reward_function/r1v.py:compute_score
 import re
 from typing import Any
 
-from seerl.reward.answers import equivalent
+from math_verify import parse, verify
+
+
+def equal(answer: str, truth: str) -> bool:
+    """Whether they are the same text, or to math-verify the same number or expression (0.5 and \\frac12)."""
+    return answer == truth or verify(parse(rf"\boxed{{{truth}}}"), parse(rf"\boxed{{{answer}}}"))
 
 
 def format_reward(response: str) -> float:
@@ -16,9 +21,10 @@ def format_reward(response: str) -> float:
     )  # DOTALL: thoughts take several lines
 
 
-def accuracy_reward(response: str, ground_truth: str) -> float:
-    answer = re.search(r"<answer>(.*?)</answer>", response, re.DOTALL)
-    return float(equivalent(answer[1] if answer else response, ground_truth))
+def accuracy_reward(response: str, ground_truth: Any) -> float:
+    tagged = re.search(r"<answer>(.*?)</answer>", response, re.DOTALL)
+    answer = tagged[1] if tagged else response
+    return float(equal(answer.strip(), str(ground_truth).strip()))
 
 
 def compute_score(reward_inputs: list[dict[str, Any]], format_weight: float = 0.5) -> list[dict[str, float]]:

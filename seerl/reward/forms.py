@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from seerl.reward.outcome import CallFault, Outcome, outcome_of, outcomes_of
+from seerl.reward.outcome import CallFault, Outcome, outcome_of, outcomes_of, user_traceback
 
 
 class Form(Enum):
@@ -28,7 +27,8 @@ class Form(Enum):
 
 
 def form_of(function: Callable[..., Any], reward_type: str | None) -> Form:
-    """The form of a function: by its parameters' names, else by the module's REWARD_TYPE, else batch.
+    """The form of a function: REWARD_TYPE says whether it takes one sample or many, else its parameters'
+    names do; the names also tell the earlier forms and TRL's, whatever REWARD_TYPE is.
 
     Raises:
         ValueError: for a REWARD_TYPE that does not exist.
@@ -36,17 +36,26 @@ def form_of(function: Callable[..., Any], reward_type: str | None) -> Form:
     if reward_type not in (None, "batch", "sequential", "function"):
         raise ValueError(f"REWARD_TYPE={reward_type!r} is not known: use 'batch' or 'sequential'")
     names = inspect.signature(function).parameters
-    if "completions" in names:
+    many = reward_type in (None, "batch")
+    one = reward_type != "batch"
+    if many and "reward_inputs" in names:
+        return Form.BATCH
+    if one and "reward_input" in names:
+        return Form.SEQUENTIAL
+    if many and "completions" in names:
         return Form.TRL
-    if "ground_truths" in names:
+    if many and "ground_truths" in names:
         return Form.EARLIER_BATCH
-    if "ground_truth" in names:
+    if one and "ground_truth" in names:
         return Form.EARLIER_FUNCTION
-    if reward_type in ("sequential", "function"):
-        return Form.SEQUENTIAL
-    if reward_type is None and "reward_input" in names:
-        return Form.SEQUENTIAL
-    return Form.BATCH
+    return Form.BATCH if many else Form.SEQUENTIAL
+
+
+def sees_images(function: Callable[..., Any], form: Form) -> bool:
+    """Whether a function of this form can get at the images of its samples."""
+    if form in (Form.BATCH, Form.SEQUENTIAL):
+        return True
+    return form is Form.TRL and "images" in _accepted(function, {"images": None})
 
 
 def misfit(function: Callable[..., Any], form: Form, kwargs: Mapping[str, Any]) -> str | None:
@@ -143,7 +152,7 @@ def _accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[s
 
 
 def _fault(error: BaseException) -> CallFault:
-    return CallFault(type(error).__name__, "".join(traceback.format_exception(error)))
+    return CallFault(type(error).__name__, user_traceback(error))
 
 
 def _sample_fault(error: BaseException) -> Outcome:

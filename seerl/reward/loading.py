@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from seerl.errors import UserError
-from seerl.reward.forms import Form, form_of, misfit
+from seerl.reward.forms import Form, form_of, misfit, sees_images
 
 if TYPE_CHECKING:
     from seerl.config.schema import Config, RewardConfig
@@ -50,6 +50,8 @@ class Reward:
     function: Callable[..., Any]
     form: Form
     kwargs: Mapping[str, Any]
+    uses_images: bool
+    """Pictures are sent only to those that may look at them: they are most of what a call weighs."""
 
 
 def reward_entries(config: RewardConfig) -> list[Entry]:
@@ -133,7 +135,11 @@ def load_reward(entry: Entry) -> Reward:
         raise UserError(f"{KEY}={where}: {error}") from None
     if reason := misfit(function, form, entry.kwargs):
         raise UserError(f"{KEY}={where}: {reason}")
-    return Reward(function, form, entry.kwargs)
+    if entry.source in BUILT_IN:
+        uses_images = bool(entry.kwargs.get("send_images"))
+    else:
+        uses_images = sees_images(function, form)
+    return Reward(function, form, entry.kwargs, uses_images)
 
 
 def _module(entry: Entry) -> ModuleType:

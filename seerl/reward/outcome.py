@@ -6,8 +6,10 @@ Needs nothing but the standard library: workers must start fast and stay small.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -40,6 +42,24 @@ class BadValue(Exception):
     def __init__(self, fault: str, detail: str) -> None:
         super().__init__(detail)
         self.fault = fault
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback from where it enters the user's code on: what called it is of no use to the user."""
+    told = traceback.TracebackException.from_exception(error)
+    own = Path(__file__).parent
+    told.stack[:] = [
+        frame
+        for frame in told.stack
+        if not frame.filename.startswith("<frozen importlib") and Path(frame.filename).parent != own
+    ]
+    return "".join(told.format()).rstrip()
+
+
+def place(error: BaseException) -> str:
+    """`FILE:LINE: KIND: message` of an error, where it was raised."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}: {type(error).__name__}: {error}"
 
 
 def outcome_of(result: Any, *, none_is_absent: bool) -> Outcome:

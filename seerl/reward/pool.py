@@ -7,7 +7,8 @@ always: an answer, a time-out, or a dead worker, which are all answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -17,11 +18,14 @@ from pebble import ProcessExpired, ProcessPool
 from seerl.errors import UserError
 from seerl.reward.loading import KEY, LOAD_LIMIT_S, Entry
 from seerl.reward.outcome import CallFault, Outcome
-from seerl.reward.worker import run, start_pool
+from seerl.reward.output import WorkerOutput
+from seerl.reward.worker import run, start_pool, uses_images
 
 _LOOK_S = 0.5
 """A broken pool can leave a call without an answer, so one that waits looks after it this often."""
 _START_TRIES = 3
+_HOPELESS = 20
+"""A function that has never returned is given up after this many calls that passed the time limit."""
 
 
 class RewardPool:
@@ -32,10 +36,14 @@ class RewardPool:
         self._workers = workers
         self._timeout_s = timeout_s
         self._failed_starts = 0
+        self._returned: set[int] = set()
+        self._timeouts: Counter[int] = Counter()
+        self._seeing: dict[int, bool] = {}
+        self._output = WorkerOutput()
         self._pool = self._start()
 
     def _start(self) -> ProcessPool:
-        pool = start_pool(self._entries, self._workers)
+        pool = start_pool(self._entries, self._workers, self._output.writer)
         _ = pool.active  # pebble starts its workers when first asked about them
         return pool
 
@@ -43,12 +51,39 @@ class RewardPool:
         """Scores the samples with reward number `entry` in one call of at most `timeout_s` seconds.
 
         Raises:
-            UserError: the function cannot be loaded, or its workers do not survive loading it.
+            UserError: the function cannot be loaded, its workers do not survive loading it, or it has not
+                returned a single time in many calls.
         """
+        answer = await self._survive(run, entry, inputs)
+        if not isinstance(answer, CallFault) or answer.fault != "timeout":
+            self._returned.add(entry)
+        elif entry not in self._returned:
+            self._timeouts[entry] += 1
+            if self._timeouts[entry] >= _HOPELESS:
+                raise UserError(
+                    f"the reward function {self._entries[entry].name!r} has not returned once: "
+                    f"{_HOPELESS} calls passed worker.reward.timeout_s={self._timeout_s:g}. Look for an "
+                    "endless loop or a service that does not answer, or raise timeout_s"
+                )
+        return answer
+
+    async def uses_images(self, entry: int) -> bool:
+        """Whether reward number `entry` can see the images of its inputs; asked of a worker once.
+
+        Raises:
+            UserError: as `call` does.
+        """
+        if entry not in self._seeing:
+            answer = await self._survive(uses_images, entry)
+            self._seeing[entry] = answer if isinstance(answer, bool) else True
+        return self._seeing[entry]
+
+    async def _survive(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a worker answers, on a new pool if this one breaks."""
         while True:
             pool = self._pool
             try:
-                answer = await self._answer(pool, entry, inputs)
+                answer = await self._answer(pool, function, arguments)
             except BrokenProcessPool:
                 self._replace(pool)
                 continue
@@ -57,12 +92,10 @@ class RewardPool:
                 raise UserError(answer.detail)
             return answer
 
-    async def _answer(
-        self, pool: ProcessPool, entry: int, inputs: Sequence[dict[str, Any]]
-    ) -> list[Outcome] | CallFault:
+    async def _answer(self, pool: ProcessPool, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         if not pool.active:  # a worker that dies while idle breaks pebble's pool
             raise BrokenProcessPool
-        future = asyncio.wrap_future(pool.schedule(run, args=[entry, inputs], timeout=self._timeout_s))
+        future = asyncio.wrap_future(pool.schedule(function, args=arguments, timeout=self._timeout_s))
         try:
             while not (await asyncio.wait({future}, timeout=_LOOK_S))[0]:
                 if not pool.active:
@@ -89,10 +122,14 @@ class RewardPool:
                 f"call. Loading the reward file may take {LOAD_LIMIT_S:.0f} s and must not end the process; "
                 "the machine must have memory for worker.reward.num_workers of them"
             )
-        self.close()
+        self._end_workers()
         self._pool = self._start()
 
-    def close(self) -> None:
-        """Ends the workers, whatever they are doing."""
+    def _end_workers(self) -> None:
         self._pool.stop()
         self._pool.join()
+
+    def close(self) -> None:
+        """Ends the workers, whatever they are doing, and shows the last of what they printed."""
+        self._end_workers()
+        self._output.close()

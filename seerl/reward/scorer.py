@@ -1,7 +1,9 @@
 """Groups in, scored groups out.
 
 No fault of one sample changes another sample's score: a call that fails as a whole is repeated sample by
-sample, and only those that fail alone are at fault.
+sample, and only those that fail alone are at fault. So a group of n costs at most n + 1 time limits of worker
+time per reward, even if every one of its samples loops for ever; and a function that has not returned once in
+many calls stops the run.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from seerl.types import Completion, Group, Prompt, Score, ScoredGroup
 
 log = logging.getLogger(__name__)
 _SHOWN = 2000
-"""How many characters of a response a message shows."""
+"""How many characters of a response or a ground truth a message shows."""
 
 
 class Scorer:
@@ -39,6 +41,7 @@ class Scorer:
         self._decode = decode
         self._entries = reward_entries(config)
         self._errors: Counter[str] = Counter()
+        self._unscored = 0
         self._told: set[str] = set()
         self._too_slow_together: set[int] = set()
         self._pool = RewardPool(self._entries, workers=config.num_workers, timeout_s=config.timeout_s)
@@ -47,16 +50,23 @@ class Scorer:
         """The group with a score per completion.
 
         A completion that cannot be scored gets 0 with `on_error=zero` and is left out of the group with
-        `skip`; None then means that none is left.
+        `skip`. One that no reward applies to (TRL style's None) is always left out: that is no fault.
+
+        Returns:
+            None if no completion is left.
 
         Raises:
-            UserError: the function cannot be loaded, or, with `on_error=raise`, could not score a sample.
+            UserError: the function cannot be loaded or never returns, or, with `on_error=raise`, could not
+                score a sample.
         """
         inputs = [self._reward_input(group.prompt, c) for c in group.completions]
-        by_entry = await asyncio.gather(*(self._outcomes(i, inputs) for i in range(len(self._entries))))
+        by_entry = await asyncio.gather(*(self._of_entry(i, inputs) for i in range(len(self._entries))))
         kept: list[tuple[Completion, Score]] = []
         for completion, reward_input, *outcomes in zip(group.completions, inputs, *by_entry, strict=True):
             score = _combined(self._entries, outcomes)
+            if score is None:
+                self._report_unscored(group.prompt)
+                continue
             if score.error is not None:
                 self._report(group.prompt, reward_input["response"], outcomes, score.error)
                 if self._config.on_error == "skip":
@@ -68,10 +78,15 @@ class Scorer:
         return ScoredGroup(prompt=group.prompt, completions=completions, scores=scores)
 
     def metrics(self) -> dict[str, float]:
-        """How many samples could not be scored since this was last asked, in all and by kind of fault."""
+        """How many samples could not be scored since this was last asked, in all and by kind of fault.
+
+        And as `reward/unscored`, if there are any, how many no reward applied to.
+        """
         errors, self._errors = self._errors, Counter()
-        by_kind = {f"reward/errors/{kind}": float(count) for kind, count in sorted(errors.items())}
-        return {"reward/errors": float(errors.total()), **by_kind}
+        unscored, self._unscored = self._unscored, 0
+        figures = {"reward/errors": float(errors.total())}
+        figures |= {f"reward/errors/{kind}": float(count) for kind, count in sorted(errors.items())}
+        return figures | ({"reward/unscored": float(unscored)} if unscored else {})
 
     def close(self) -> None:
         """Ends the workers."""
@@ -88,6 +103,11 @@ class Scorer:
             "uid": prompt.uid,
             "extra": dict(prompt.columns),
         }
+
+    async def _of_entry(self, entry: int, inputs: Sequence[dict[str, Any]]) -> list[Outcome]:
+        if inputs[0]["images"] and not await self._pool.uses_images(entry):
+            inputs = [{**x, "images": []} for x in inputs]
+        return await self._outcomes(entry, inputs)
 
     async def _outcomes(self, entry: int, inputs: Sequence[dict[str, Any]]) -> list[Outcome]:
         if len(inputs) > 1 and entry in self._too_slow_together:
@@ -112,32 +132,46 @@ class Scorer:
             return
         self._told.add(kind)
         name, detail = next(
-            ((e.name, o.detail) for e, o in zip(self._entries, outcomes, strict=True) if o.fault == kind),
-            (self._entries[0].name, "no reward function applies to this sample: each returned None"),
+            (e.name, o.detail) for e, o in zip(self._entries, outcomes, strict=True) if o.fault == kind
         )
-        cut = response if len(response) <= _SHOWN else response[:_SHOWN] + f"... ({len(response)} characters)"
         message = (
             f"the reward function {name!r} could not score a response to row {prompt.row_id} ({kind}): "
             f"{detail}\n"
-            f"The response: {cut!r}\nThe ground truth: {prompt.ground_truth!r}"
+            f"The response: {_cut(repr(response))}\nThe ground truth: {_cut(repr(prompt.ground_truth))}"
         )
         if self._config.on_error == "raise":
             raise UserError(f"{message}\nStopped because worker.reward.on_error=raise.")
         what = {"zero": "It scores 0", "skip": "It is left out"}[self._config.on_error]
         log.warning("%s\n%s; further faults of this kind are counted in reward/errors.", message, what)
 
+    def _report_unscored(self, prompt: Prompt) -> None:
+        self._unscored += 1
+        if "unscored" not in self._told:
+            self._told.add("unscored")
+            names = ", ".join(repr(entry.name) for entry in self._entries)
+            log.warning(
+                "a response to row %s is left out of its group, for it got None from every reward function "
+                "(%s); further ones are counted in reward/unscored.",
+                prompt.row_id,
+                names,
+            )
 
-def _combined(entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> Score:
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def _combined(entries: Sequence[Entry], outcomes: Sequence[Outcome]) -> Score | None:
     """One reward as it is; of several the weighted sum, each one's unweighted value a part by its name.
 
-    A reward that does not apply adds nothing; where none applies the sample has no score.
+    A reward that does not apply adds nothing; None where none applies.
     """
     for outcome in outcomes:
         if outcome.fault is not None:
             return Score(overall=0.0, error=outcome.fault)
     values = {e.name: (e.weight, o) for e, o in zip(entries, outcomes, strict=True) if o.overall is not None}
     if not values:
-        return Score(overall=0.0, error="none")
+        return None
     if len(entries) == 1:
         [(weight, outcome)] = values.values()
         return Score(overall=weight * (outcome.overall or 0.0), parts=outcome.parts)

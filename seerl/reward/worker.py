@@ -12,9 +12,9 @@ import os
 import select
 import signal
 import threading
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError
+from multiprocessing.connection import Connection
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
@@ -22,16 +22,21 @@ from pebble import ProcessExpired, ProcessPool
 from seerl.errors import UserError
 from seerl.reward.forms import call
 from seerl.reward.loading import KEY, LOAD_LIMIT_S, Entry, Reward, load_reward
-from seerl.reward.outcome import CallFault, Outcome
+from seerl.reward.outcome import CallFault, Outcome, place, user_traceback
+from seerl.reward.output import flush_prints, print_into
 
 _loaded: list[Reward | CallFault] = []
 """This process's rewards, by the number of their entry."""
 
 
-def start_pool(entries: Sequence[Entry], workers: int) -> ProcessPool:
-    """Processes that load these rewards before they take a call: loading is not on a call's clock."""
+def start_pool(entries: Sequence[Entry], workers: int, output: Connection) -> ProcessPool:
+    """Processes that load these rewards before they take a call: loading is not on a call's clock.
+
+    What they print goes into `output`.
+    """
     context = multiprocessing.get_context("spawn")
-    return ProcessPool(max_workers=workers, initializer=_start, initargs=(list(entries),), context=context)
+    arguments = (list(entries), output)
+    return ProcessPool(max_workers=workers, initializer=_start, initargs=arguments, context=context)
 
 
 def run(entry: int, inputs: Sequence[dict[str, Any]]) -> list[Outcome] | CallFault:
@@ -39,7 +44,15 @@ def run(entry: int, inputs: Sequence[dict[str, Any]]) -> list[Outcome] | CallFau
     reward = _loaded[entry]
     if isinstance(reward, CallFault):
         return reward
-    return call(reward.function, reward.form, inputs, reward.kwargs)
+    answer = call(reward.function, reward.form, inputs, reward.kwargs)
+    flush_prints()
+    return answer
+
+
+def uses_images(entry: int) -> bool | CallFault:
+    """In a worker: whether one of its rewards can see the images of its inputs."""
+    reward = _loaded[entry]
+    return reward if isinstance(reward, CallFault) else reward.uses_images
 
 
 def check_in_worker(entry: Entry) -> str | None:
@@ -55,8 +68,9 @@ def check_in_worker(entry: Entry) -> str | None:
     return fault.detail if fault else None
 
 
-def _start(entries: Sequence[Entry]) -> None:
+def _start(entries: Sequence[Entry], output: Connection) -> None:
     _die_with_parent()
+    print_into(output)
     # An import that never ends would hold up every call; a process that ends is noticed.
     watchdog = threading.Timer(LOAD_LIMIT_S, os._exit, [1])
     watchdog.daemon = True
@@ -79,8 +93,8 @@ def _load(entry: Entry) -> Reward | CallFault:
         where = f"{error.filename}, line {error.lineno}"
         return CallFault("load", f"{KEY}={entry.source}: syntax error in {where}: {error.msg}", fatal=True)
     except BaseException as error:  # a file may also raise SystemExit when imported
-        told = "".join(traceback.format_exception(error))
-        return CallFault("load", f"{KEY}={entry.source} cannot be imported:\n{told}", fatal=True)
+        told = f"{KEY}={entry.source} cannot be imported. {place(error)}\n{user_traceback(error)}"
+        return CallFault("load", told, fatal=True)
 
 
 def _die_with_parent() -> None:

@@ -14,25 +14,32 @@ from typing import Any
 
 import httpx
 
-from seerl.reward.builtin.requests import post_json
+from seerl.reward.builtin.requests import bearer, key_from_environment, post_json
 
 
 async def compute_score(
     reward_inputs: list[dict[str, Any]],
     url: str,
     headers: Mapping[str, str] | None = None,
+    api_key_env: str | None = None,
     send_images: bool = False,
     retries: int = 3,
     request_timeout_s: float = 30.0,
 ) -> list[Any]:
     """What the service answers. With `send_images`, `images` holds base64 PNG texts.
 
+    Args:
+        headers: sent as they are; being configuration they appear in logs, so a key has no place in them.
+        api_key_env: the environment variable of a key that is sent as a bearer token.
+
     Raises:
         RuntimeError: the service refuses, or fails `retries` + 1 times, or answers something else.
     """
     inputs = [_sendable(x, send_images) for x in reward_inputs]
-    async with httpx.AsyncClient(headers=dict(headers or {}), timeout=request_timeout_s) as client:
-        answer = await post_json(client, url, {"inputs": inputs}, retries=retries)
+    key = key_from_environment(api_key_env)
+    sent_headers = {**(headers or {}), **bearer(key)}
+    async with httpx.AsyncClient(headers=sent_headers, timeout=request_timeout_s) as client:
+        answer = await post_json(client, url, {"inputs": inputs}, retries=retries, key=key)
     scores = answer.get("scores") if isinstance(answer, dict) else answer
     if not isinstance(scores, list):
         raise RuntimeError(f'{url} answered {str(answer)[:300]} where {{"scores": [...]}} is expected')

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections import OrderedDict
 from typing import Any
 
 import httpx
 
-from seerl.reward.builtin.requests import post_json
+from seerl.reward.builtin.requests import bearer, key_from_environment, post_json
 
 QUESTION = """You grade an answer. The question:
 {prompt}
@@ -52,8 +51,7 @@ async def compute_score(
     Raises:
         RuntimeError: the endpoint refuses, or fails `retries` + 1 times, or a verdict has no score.
     """
-    key = os.environ.get(api_key_env)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    key = key_from_environment(api_key_env)
     gate = asyncio.Semaphore(concurrency)
     url = base_url.rstrip("/") + "/chat/completions"
 
@@ -61,12 +59,13 @@ async def compute_score(
         known = (url, model, text)
         if known not in _cache:
             async with gate:
-                answer = await post_json(client, url, _body(model, text, max_tokens), retries=retries)
+                body = _body(model, text, max_tokens)
+                answer = await post_json(client, url, body, retries=retries, key=key)
             _cache[known] = _score_in(answer)
         return min(1.0, max(0.0, _cache[known] / scale))
 
     questions = [_asked(question, x, scale) for x in reward_inputs]
-    async with httpx.AsyncClient(headers=headers, timeout=request_timeout_s) as client:
+    async with httpx.AsyncClient(headers=bearer(key), timeout=request_timeout_s) as client:
         distinct = list(dict.fromkeys(questions))
         verdicts = dict(
             zip(distinct, await asyncio.gather(*(verdict(client, q) for q in distinct)), strict=True)
