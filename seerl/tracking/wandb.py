@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import wandb
@@ -25,8 +26,11 @@ class WandbTracker:
     """One run; WANDB_MODE and the other WANDB_* variables are wandb's own and are honoured."""
 
     def __init__(self, info: RunInfo) -> None:
-        info.run_dir.mkdir(parents=True, exist_ok=True)
-        self._run = _started(info)
+        folder = Path(os.environ.get("WANDB_DIR") or info.run_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Pictures wait there for their upload: beside the run, not in the home folder.
+        os.environ.setdefault("WANDB_DATA_DIR", str((folder / "wandb" / "data").resolve()))
+        self._run = _started(info, folder)
         # Steps are a metric of their own: a resumed run may repeat some, which wandb's own counter refuses.
         self._run.define_metric("training_step")
         self._run.define_metric("*", step_metric="training_step")
@@ -53,7 +57,7 @@ class WandbTracker:
         self._run.finish(exit_code=exit_code)
 
 
-def _started(info: RunInfo) -> wandb.Run:
+def _started(info: RunInfo, folder: Path) -> wandb.Run:
     """The run, offline where wandb would have to ask for a key and nobody is there."""
 
     project = accepted(info.project, REFUSED_IN_PROJECT, longest=128, tracker="wandb")
@@ -64,7 +68,7 @@ def _started(info: RunInfo) -> wandb.Run:
             project=project,
             name=info.experiment[:128],
             config=dict(info.config),
-            dir=os.environ.get("WANDB_DIR") or str(info.run_dir),
+            dir=str(folder),
             id=info.run_id,
             # Offline there is nothing to resume from; the same id lets `wandb sync --append` join the parts.
             resume="allow" if info.run_id and not offline else None,
