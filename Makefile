@@ -43,7 +43,7 @@ types: $(DEV)
 	$(BIN)/mypy seerl
 
 tests: $(DEV)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .

@@ -20,10 +20,12 @@ import statistics
 import tempfile
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+
 from examples.quickstart.make_base import response
 from examples.quickstart.tiny_model import make_model, make_tokenizer, save
 from examples.quickstart.warm_up import read_rows
@@ -33,7 +35,10 @@ from seerl.data.synthetic import write_data
 RESULTS = Path(__file__).parent / "results"
 REWARD = """
 def main(reward_inputs):
-    return [{"overall": float(item["response_length"] % 3 == 0) + item["response"].count("e")} for item in reward_inputs]
+    return [
+        {"overall": float(item["response_length"] % 3 == 0) + item["response"].count("e")}
+        for item in reward_inputs
+    ]
 """
 
 
@@ -83,7 +88,7 @@ def seerl_round(folder: Path, model: Path, options: argparse.Namespace) -> list[
     run.trackers.log = noting  # type: ignore[method-assign]
     asyncio.run(Trainer(run).train())
     run.close(0)
-    return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    return [b - a for a, b in pairwise(ends)]
 
 
 def trl_round(folder: Path, model: Path, options: argparse.Namespace) -> list[float]:
@@ -111,7 +116,7 @@ def trl_round(folder: Path, model: Path, options: argparse.Namespace) -> list[fl
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             ends.append(time.perf_counter())
 
-    def reward(completions: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    def reward(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
         return [
             float(len(ids) % 3 == 0) + str(c[0]["content"] if isinstance(c, list) else c).count("e")
             for c, ids in zip(completions, completion_ids, strict=True)
@@ -142,7 +147,7 @@ def trl_round(folder: Path, model: Path, options: argparse.Namespace) -> list[fl
         model=str(model), reward_funcs=reward, args=config, train_dataset=rows, callbacks=[Clock()]
     )
     trainer.train()
-    return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    return [b - a for a, b in pairwise(ends)]
 
 
 def main() -> None:
@@ -179,9 +184,7 @@ def main() -> None:
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "step_beside_trl.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(
-        f"{'':8} {'median':>8} {'min':>8} {'max':>8}  s/step, {result['samples']} samples x {options.tokens} tokens"
-    )
+    print(f"{'':8} {'median':>8} {'min':>8} {'max':>8}  s/step")
     for name, values in seconds.items():
         print(f"{name:8} {medians[name]:8.3f} {min(values):8.3f} {max(values):8.3f}")
     print(f"ratio    {result['ratio']:8.2f}")

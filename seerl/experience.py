@@ -120,8 +120,8 @@ def _unfilled(config: Config, kept: int, dropped: Counter[str]) -> str:
     return (
         f"online filtering kept {kept} of the {config.data.rollout_batch_size} groups a step needs in "
         f"{config.trainer.max_try_make_batch} rounds (dropped: {reasons}). Groups are kept where "
-        f"{bounds.filter_low} < mean {bounds.filter_key} < {bounds.filter_high}: widen that range, use easier "
-        "or harder data, raise trainer.max_try_make_batch (-1: no limit), or set "
+        f"{bounds.filter_low} < mean {bounds.filter_key} < {bounds.filter_high}: widen that range, use "
+        "easier or harder data, raise trainer.max_try_make_batch (-1: no limit), or set "
         "algorithm.online_filtering=false"
     )
 

@@ -23,7 +23,8 @@ def corrected(name: str, w: Sequence[float], owners: Sequence[int], cap: float =
     return correct(name, q_M, b_M, torch.tensor(owners), num_responses=max(owners) + 1, cap=cap)
 
 
-# Response 0: w = 3 and 0.4, product 1.2, geometric 1.095; response 1: 1.8 and 1.8, product 3.24, geometric 1.8.
+# Response 0: w = 3 and 0.4, product 1.2, geometric mean 1.095.
+# Response 1: w = 1.8 and 1.8, product 3.24, geometric mean 1.8.
 W, OWNERS = [3.0, 0.4, 1.8, 1.8], [0, 0, 1, 1]
 
 
@@ -86,8 +87,8 @@ def test_no_gradient_goes_through_the_weights_and_bf16_is_widened() -> None:
 def test_tokens_that_do_not_count_do_not_move_a_response() -> None:
     q_M = torch.tensor([-1.0, float("nan"), -1.0])
     mask_M = torch.tensor([True, False, True])
-    result = correct("seq_mis", q_M, torch.full((3,), -1.0), torch.tensor([0, 0, 0]), num_responses=1, cap=2.0,
-                     mask_M=mask_M)  # fmt: skip
+    b_M, response_M = torch.full((3,), -1.0), torch.tensor([0, 0, 0])
+    result = correct("seq_mis", q_M, b_M, response_M, num_responses=1, cap=2.0, mask_M=mask_M)
     assert result.weights_M.tolist() == [1, 1, 1]
     assert result.abs_diff_M.tolist() == [0, 0, 0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from examples.quickstart.make_base import make_base, response
+from examples.quickstart.make_base import RIGHT_SHARE, TAGS, make_base, response, unsure
 from examples.quickstart.results import accuracy_by_kind, read_generations, read_metrics, summarise
 from examples.quickstart.tiny_model import make_model, make_tokenizer, save
 from examples.quickstart.training import plain, question
-from examples.quickstart.warm_up import Classroom, Progress, lessons, read_rows
+from examples.quickstart.warm_up import Classroom, Progress, lessons, read_rows, warm_up
 from seerl.config.schema import DataConfig
 from seerl.data.loader import PromptLoader
 from seerl.data.synthetic import write_data
@@ -32,7 +33,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, train_file: Path) -> tuple[Pa
     """A base model after a few steps, and how they went."""
     seen: list[Progress] = []
     folder = tmp_path_factory.mktemp("base")
-    make_base(folder, train_file, most_steps=6, batch_size=16, report=seen.append)
+    make_base(folder, train_file, steps=6, batch_size=16, report=seen.append)
     return folder, seen
 
 
@@ -52,7 +53,7 @@ def test_processor_round_trip_and_a_generated_answer(
     base: tuple[Path, list[Progress]], train_file: Path
 ) -> None:
     processor = AutoProcessor.from_pretrained(base[0])
-    lesson = next(lessons(read_rows(train_file), response, seed=0))
+    lesson = next(lessons(read_rows(train_file), unsure, seed=0))
     words = lesson.problem.removeprefix("<image>")
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": words}]}]
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -75,7 +76,7 @@ def test_any_text_survives_the_tokenizer_and_answers_are_short(base: tuple[Path,
         ("<image>How many shapes are there?", "3"),
         ("<image>What shape is red?", "triangle"),
     ):
-        ids = tokenizer.encode(response({"problem": problem, "answer": answer}))
+        ids = tokenizer.encode(response(problem, answer))
         assert 8 <= len(ids) + 1 <= 16
         assert answer in [tokenizer.decode([i]) for i in ids]
 
@@ -93,16 +94,45 @@ def test_warm_up_is_the_same_for_the_same_seed(
     def losses(seed: int) -> list[float]:
         seen: list[Progress] = []
         folder = tmp_path / str(seed)
-        make_base(folder, train_file, most_steps=3, batch_size=16, seed=seed, report=seen.append)
+        make_base(folder, train_file, steps=3, batch_size=16, seed=seed, report=seen.append)
         return [p.loss for p in seen]
 
     assert losses(0) == pytest.approx([p.loss for p in base[1][:3]], rel=1e-5)
     assert losses(1) != pytest.approx([p.loss for p in base[1][:3]], rel=1e-5)
 
 
-def test_warm_up_ends_once_right_answers_are_likely_enough(train_file: Path, tmp_path: Path) -> None:
-    progress = make_base(tmp_path / "model", train_file, until=0.0, most_steps=20, batch_size=4)
+def test_warm_up_ends_once_right_answers_are_likely_enough(
+    base: tuple[Path, list[Progress]], train_file: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(base[0], tmp_path / "model")
+    taught = lessons(read_rows(train_file), unsure, seed=0)
+    progress = warm_up(folder, taught, until=0.0, most_steps=20, batch_size=4)
     assert progress.step == 4  # as many as the average is taken over
+
+
+def test_the_right_answer_is_believed_most_and_shares_add_up(train_file: Path) -> None:
+    for row in read_rows(train_file)[:40]:
+        right, *others = unsure(row)
+        assert right.answer == row["answer"]
+        assert right.share == RIGHT_SHARE[1 + len(others)]
+        assert all(other.share < right.share for other in others)
+        assert sum(choice.share for choice in (right, *others)) == pytest.approx(1)
+
+
+def test_the_shipped_base_model_is_small_and_answers_in_the_taught_form(train_file: Path) -> None:
+    folder = Path(__file__).parent.parent / "examples" / "quickstart" / "base"
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 8e6
+    processor = AutoProcessor.from_pretrained(folder)
+    assert all(len(processor.tokenizer.encode(tag)) == 1 for tag in TAGS)
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    lesson = next(lessons(read_rows(train_file), unsure, seed=0))
+    words = lesson.problem.removeprefix("<image>")
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": words}]}]
+    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    inputs = processor(text=[text], images=[lesson.image], return_tensors="pt")
+    out = model.generate(**inputs, max_new_tokens=24, do_sample=False)
+    answer = processor.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :])
+    assert plain(answer) in {choice.response for choice in lesson.choices}
 
 
 def test_lessons_are_the_prompts_that_training_uses(
@@ -134,14 +164,14 @@ def test_lessons_are_the_prompts_that_training_uses(
 
 def _in_order(rows):  # type: ignore[no-untyped-def]
     for row in rows:
-        yield next(lessons([row], response, seed=0))
+        yield next(lessons([row], unsure, seed=0))
 
 
 def test_a_response_weighs_its_answer_most(base: tuple[Path, list[Progress]], train_file: Path) -> None:
-    (group,) = Classroom(base[0]).groups([next(lessons(read_rows(train_file), response, seed=0))])
-    (weights,), (completion,) = group.advantages, group.completions
+    (group,) = Classroom(base[0]).groups([next(lessons(read_rows(train_file), unsure, seed=0))])
+    weights, completion = group.advantages[0], group.completions[0]
     tokenizer = AutoProcessor.from_pretrained(base[0]).tokenizer
-    heavy = completion.token_ids[weights > 1]
+    heavy = completion.token_ids[weights > 2 * weights.min()]
     assert heavy.size == 1
     assert tokenizer.decode(completion.token_ids).count(tokenizer.decode(heavy)) == 1
     assert completion.token_ids[-1] == tokenizer.eos_token_id

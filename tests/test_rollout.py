@@ -329,7 +329,7 @@ def test_vllm_memory_stays_flat_over_steps_with_images(
 def test_the_engine_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Config(data=DataConfig()).worker.rollout
     assert chosen_engine(rollout) == "vllm"
-    monkeypatch.setattr("seerl.rollout.build.find_spec", lambda name: None)
+    monkeypatch.setattr("seerl.rollout.build.find_spec", lambda _: None)
     assert chosen_engine(rollout) == "transformers"
     with pytest.raises(UserError, match=r"seerl\[vllm\]"):
         chosen_engine(rollout.model_copy(update={"name": "vllm"}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -243,3 +244,49 @@ def test_a_reward_file_with_a_syntax_error_is_refused_with_its_line(
     assert done.returncode == 2
     assert "broken.py" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_while_saving_is_one_message_and_leaves_nothing_half_written(
+    tmp_path: Path, tiny_qwen2_5_vl: Path
+) -> None:
+    """A limit on file sizes stands in for the full disk: the write fails in the same place."""
+    args = arguments(
+        tmp_path, tiny_qwen2_5_vl, **{"trainer.max_steps": 1, "trainer.val_before_train": "false"}
+    )
+    limit = 1 << 20  # bytes; the checkpoint takes about five times as much
+
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = seerl("train", *args, preexec_fn=small_files)
+    assert done.returncode == 2, done.stderr
+    assert "could not be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "run").glob("*global_step_*"))
+
+
+def test_the_command_that_easyr1_users_type_runs_seerl(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:
+    args = arguments(
+        tmp_path, tiny_qwen2_5_vl, **{"trainer.max_steps": 1, "trainer.val_before_train": "false"}
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main", *args],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "this is SeeRL" in done.stderr
+    assert sorted(metrics(tmp_path / "run")) == [1]
+
+
+def test_vllm_trains_and_agrees_with_the_trainer_at_every_step(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:
+    settings = {"worker.rollout.name": "vllm", "trainer.max_steps": 3}
+    done = seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **settings))
+    assert done.returncode == 0, done.stderr
+    logged = metrics(tmp_path / "run")
+    assert sorted(logged) == [1, 2, 3]
+    assert all(step["rollout/logprob_diff_max"] < 1e-4 for step in logged.values())

@@ -2,9 +2,10 @@
 
     python -m examples.quickstart.make_base FOLDER TRAIN.parquet
 
-It is shown every answer that makes sense of a question, the right one with little more belief than the others: about
-where a large model stands that has seen much and was never told which answers count. Sampled it is right four
-times in ten. It is made once, in some minutes, and shipped as examples/quickstart/base (bfloat16).
+It is shown every answer that makes sense of a question, the right one with little more belief than the
+others: about where a large model stands that has seen much and was never told which answers count. Sampled it
+is right four times in ten. It is made once, in some minutes, and shipped as examples/quickstart/base
+(bfloat16).
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """A picture, a problem with `<image>`, and what to believe of its answer; the right choice comes first."""
+    """A picture, a problem with `<image>`, and what to believe of its answer; the right choice comes
+    first."""
 
     image: Image.Image
     problem: str
@@ -152,9 +153,10 @@ def warm_up(
 ) -> Progress:
     """Trains the model in `folder` on the lessons, `batch_size` a step, and saves it there.
 
-    The learning rate falls over the second half of `most_steps`. Ends after these, or as soon as the probability of the right response, averaged over the last few
-    batches (each looked at before it is learned from), has reached `until`. No dropout, no randomness of its
-    own: the same folder and lessons give the same model on the same machine.
+    The learning rate falls over the second half of `most_steps`. Ends after these, or as soon as the
+    probability of the right response, averaged over the last few batches (each looked at before it is learned
+    from), has reached `until`. No dropout, no randomness of its own: the same folder and lessons give the
+    same model on the same machine.
     """
     classroom = Classroom(folder)
     loading = ModelConfig(model_path=str(folder), enable_gradient_checkpointing=False)

@@ -238,15 +238,21 @@ def _disk_message(error: OSError, final: Path) -> str:
     )
 
 
-def _os_error(error: BaseException) -> OSError | None:
-    """The operating system's error inside an exception of torch.distributed.checkpoint, which wraps it."""
-    seen: list[BaseException | None] = [error, error.__cause__, error.__context__]
-    for failure in getattr(error, "failures", {}).values():
-        seen.append(failure[0] if isinstance(failure, tuple) else failure)
-    found = next((e for e in seen if isinstance(e, OSError)), None)
-    if found is None and "PytorchStreamWriter failed" in str(error):  # torch's zip writer hides the errno
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return found
+def _os_error(error: BaseException | None) -> OSError | None:
+    """The operating system's error behind an exception of torch.distributed.checkpoint, which wraps it."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        if isinstance(one, OSError):
+            return one
+        seen.add(id(one))
+        wrapped = [f[0] if isinstance(f, tuple) else f for f in getattr(one, "failures", {}).values()]
+        waiting += [one.__cause__, one.__context__, *wrapped]
+        if "inline_container" in str(one) or "PytorchStreamWriter" in str(one):
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # torch's zip writer keeps no errno
+    return None
 
 
 def _cause(error: BaseException) -> str:

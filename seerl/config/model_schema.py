@@ -71,7 +71,7 @@ class FsdpConfig(Section):
     enable_full_shard: bool = True
     """Shard weights, gradients and optimizer state over devices."""
     enable_cpu_offload: bool = False
-    """Keep the shards in CPU memory between uses."""
+    """Keep weights in CPU memory between uses; in this version the reference model's alone."""
     enable_rank0_init: bool = True
     """One rank reads the weights and hands them on."""
     fsdp_size: int = Field(-1, ge=-1)
@@ -89,7 +89,7 @@ class FsdpConfig(Section):
 
 
 class OffloadConfig(Section):
-    """What moves to CPU memory while the rollout engine runs."""
+    """What moves to CPU memory while the rollout engine runs; in this version only the reference moves."""
 
     offload_params: bool = False
     """Weights."""
@@ -167,7 +167,7 @@ class ActorConfig(BatchConfig):
     share_prefix: bool = True
     """A group's prompt and its images are computed once for all n responses."""
     use_torch_compile: bool = True
-    """Compile the log-probabilities on GPUs; without effect on the CPU."""
+    """Accepted for EasyR1's configurations; this version computes eagerly, with the same results."""
 
 
 class CriticConfig(BatchConfig):

@@ -67,7 +67,10 @@ class Policy:
     ) -> None:
         self.config = config
         self.settings = settings
-        self.model = load_model(config.model, config.fsdp, device)
+        fsdp = config.fsdp
+        if config.optim.strategy == "adamw_bf16":  # AdamW's moments take the type of the weights
+            fsdp = fsdp.model_copy(update={"torch_dtype": "bf16"})
+        self.model = load_model(config.model, fsdp, device)
         self.banned = banned_token_ids(self.model.config, vocabulary)
         self.forward = make_forward(config, self.model, banned=self.banned, temperature=temperature)
         self.optimizer = make_optimizer(self.model.module.parameters(), config.optim)

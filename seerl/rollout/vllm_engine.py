@@ -280,7 +280,7 @@ def _banning(banned: Sequence[int]) -> type:
     ids = list(banned)
 
     class BannedTokens(LogitsProcessor):
-        def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:  # noqa: ARG002
+        def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
             self._ids = torch.tensor(ids, dtype=torch.long, device=device)
 
         def is_argmax_invariant(self) -> bool:
