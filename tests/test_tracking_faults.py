@@ -154,7 +154,7 @@ def test_run_ids_survive_a_session_without_their_tracker(tmp_path: Path) -> None
 def test_no_tracker_library_is_imported_before_it_is_asked_for() -> None:
     code = (
         "import sys, seerl.tracking; "
-        "print([m for m in ('wandb', 'swanlab', 'mlflow', 'trackio', 'tensorboard', 'rich') if m in sys.modules])"
+        "print(sorted({'wandb', 'swanlab', 'mlflow', 'trackio', 'tensorboard', 'rich'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
@@ -164,8 +164,21 @@ def test_no_tracker_library_is_imported_before_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["api_key", "apiKey", "API-KEY", "apikey", "key", "hf_token", "HF_TOKEN", "db.password", "passwd"]
-    + ["client_secret", "Authorization", "aws_secret_access_key", "credentials"],
+    [
+        "api_key",
+        "apiKey",
+        "API-KEY",
+        "apikey",
+        "key",
+        "hf_token",
+        "HF_TOKEN",
+        "db.password",
+        "passwd",
+        "client_secret",
+        "Authorization",
+        "aws_secret_access_key",
+        "credentials",
+    ],
 )
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
@@ -173,8 +186,19 @@ def test_names_of_secrets(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["prompt_key", "data.answer_key", "filter_key", "max_tokens", "api_key_env", "tokenizer_path"]
-    + ["max_num_batched_tokens", "skip_special_tokens", "monkey", "keys_per_row", "author"],
+    [
+        "prompt_key",
+        "data.answer_key",
+        "filter_key",
+        "max_tokens",
+        "api_key_env",
+        "tokenizer_path",
+        "max_num_batched_tokens",
+        "skip_special_tokens",
+        "monkey",
+        "keys_per_row",
+        "author",
+    ],
 )
 def test_names_that_only_look_like_secrets(name: str) -> None:
     assert not is_secret_name(name)
@@ -208,9 +232,11 @@ def test_what_is_secret_is_masked_at_any_depth_and_nothing_else_is_touched(
 
 
 def test_a_command_line_with_a_secret_is_known_as_one() -> None:
-    assert carries_secret(["seerl", "worker.reward.reward_function_kwargs={\"api_key\": \"abc\"}"])
+    assert carries_secret(["seerl", 'worker.reward.reward_function_kwargs={"api_key": "abc"}'])
     assert carries_secret(["x.password=abc"])
-    assert not carries_secret(["seerl", "train", "config=a.yaml", "data.prompt_key=problem", "n.max_tokens=4"])
+    assert not carries_secret(
+        ["seerl", "train", "config=a.yaml", "data.prompt_key=problem", "n.max_tokens=4"]
+    )
 
 
 # --- file
@@ -227,7 +253,7 @@ def test_figures_are_on_disk_after_every_step_and_are_valid_json(tmp_path: Path)
 
 def test_answers_of_any_text_stay_one_line_each_with_their_pictures_beside_them(tmp_path: Path) -> None:
     files = trackers(["file"], tmp_path)
-    hostile = "a\u2028b\x85c\nd\x00e\x1b[2J 三 \ud800 \"quoted\""
+    hostile = 'a\u2028b\x85c\nd\x00e\x1b[2J 三 \ud800 "quoted"'
     modes = ("RGB", "RGBA", "L", "P", "CMYK", "F", "I;16", "1")
     pictures = tuple(Image.new(mode, (3, 2)) for mode in modes)
     files.log_generations([generation(response=hostile, score=math.nan, images=pictures)], 5)
@@ -327,3 +353,65 @@ def test_lines_still_unwritten_at_the_end_are_said(tmp_path: Path, caplog: pytes
         files.log({"some/metric": float(step)}, step)
     files.finish(0)
     assert any("finish" in r.getMessage() and "line(s)" in r.getMessage() for r in caplog.records)
+
+
+# --- tensorboard, mlflow
+
+
+def test_tensorboard_shows_images_of_any_mode_and_a_validation_after_the_end_hides_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "boards"))
+    first = trackers(["tensorboard"], tmp_path)
+    first.log({"a": 1.0}, 1)
+    first.log_generations([generation(images=(Image.new("L", (5, 7)), Image.new("RGBA", (2, 3))))], 1)
+    first.finish(0)
+    again = trackers(["tensorboard"], tmp_path, start_step=1)
+    again.log({"val/reward_score": 0.5}, 1)
+    again.finish(0)
+    events = EventAccumulator(str(tmp_path / "boards" / "shapes" / "geo"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("a")] == [(1, 1.0)]
+    sizes = [(i.width, i.height) for n in (0, 1) for i in events.Images(f"generations/0/image{n}")]
+    assert sizes == [(5, 7), (2, 3)]
+
+
+def test_mlflow_files_hold_a_name_that_goes_on_from_another_and_names_it_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    tracked = trackers(["mlflow"], tmp_path, config={"a b": {"键": 1}, "empty": {}})
+    metrics = {"reward/errors": 1.0, "reward/errors/timeout": 2.0, "val/精 度/mean@3": 3.0, "/../x": 4.0}
+    tracked.log(metrics, 1)
+    run_id = tracked.state_dict()["mlflow"]
+    tracked.finish(130)
+    assert not caplog.records
+    run = MlflowClient((tmp_path / "mlruns").as_uri()).get_run(run_id)
+    assert run.data.metrics["reward/errors"] == 1.0
+    assert run.data.metrics["reward/errors.timeout"] == 2.0
+    assert sorted(run.data.metrics.values()) == [1.0, 2.0, 3.0, 4.0]
+    assert run.info.status == "KILLED"
+
+
+def test_a_run_that_mlflows_store_does_not_have_is_started_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracked = trackers(["mlflow"], tmp_path, run_ids={"mlflow": "0" * 32})
+    assert tracked.state_dict()["mlflow"] != "0" * 32
+    assert "new one is started" in caplog.text
+    tracked.finish(0)
+
+
+def test_a_key_that_cannot_be_one_is_said_before_training_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "short-and-wrong")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(UserError, match="wandb, which could not start") as caught:
+        trackers(["wandb"], tmp_path)
+    assert "short-and-wrong" not in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -133,7 +134,13 @@ class PlainDisplay:
 
     def line(self, text: str) -> None:
         """Prints and flushes: a log that is followed shows the step when it is done."""
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except (
+            BrokenPipeError
+        ):  # `| head` has gone; what follows goes nowhere, or the exit code would be lost
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise
 
     def close(self, exit_code: int) -> None:
         """Nothing is open."""

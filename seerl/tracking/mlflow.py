@@ -99,7 +99,7 @@ def _continued(client: MlflowClient, run_id: str | None) -> str | None:
 def metric_name(name: str) -> str:
     """The name as mlflow takes it: refused characters become `_`, and only the first `/` stays one, for the
     store of files cannot hold both `reward/errors` and `reward/errors/timeout`."""
-    section, slash, rest = name.strip("/").partition("/")
+    section, slash, rest = (name.strip("/.") or "_").partition("/")
     return (_name(section) + slash + _name(rest.replace("/", ".")))[:LONGEST_NAME]
 
 
