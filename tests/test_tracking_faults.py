@@ -415,3 +415,27 @@ def test_a_key_that_cannot_be_one_is_said_before_training_and_not_shown(
     with pytest.raises(UserError, match="wandb, which could not start") as caught:
         trackers(["wandb"], tmp_path)
     assert "short-and-wrong" not in str(caught.value)
+
+
+def test_a_database_for_mlflow_without_its_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:pa55word@db/mlflow")
+    monkeypatch.setattr("seerl.tracking.mlflow.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI .*pip install mlflow") as caught:
+        trackers(["mlflow"], tmp_path)
+    assert "pa55word" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "mode"),
+    [("cloud", ("online", False)), ("cloud-only", ("online", True)), ("offline", ("offline", False))],
+)
+def test_swanlabs_modes_by_all_their_names(
+    monkeypatch: pytest.MonkeyPatch, variable: str, mode: tuple[str, bool]
+) -> None:
+    from seerl.tracking.swanlab import _mode
+
+    monkeypatch.setenv("SWANLAB_API_KEY", "k" * 20)
+    monkeypatch.setenv("SWANLAB_MODE", variable)
+    assert _mode() == mode

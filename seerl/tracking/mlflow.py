@@ -12,12 +12,15 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from seerl.errors import UserError
+from seerl.tracking.secrets import redacted
 from seerl.tracking.text import COLUMNS, as_row, rgb_images
 from seerl.tracking.tracker import RunInfo
 from seerl.types import Generation
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 
 REFUSED = re.compile(r"[^\w\-. :]", re.ASCII)
 """What mlflow does not take in a part of a name."""
+DATABASES = {"sqlite", "postgresql", "mysql", "mssql"}
 LONGEST_NAME = 250
 LONGEST_VALUE = 6000
 PARAMS_AT_A_TIME = 100
@@ -40,6 +44,12 @@ class MlflowTracker:
             # The store of plain files is out of favour with mlflow since 3.7, but needs no database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = (info.run_dir / "mlruns").resolve().as_uri()
+        if uri.partition(":")[0].partition("+")[0] in DATABASES and find_spec("sqlalchemy") is None:
+            raise UserError(
+                f"MLFLOW_TRACKING_URI is a database ({redacted(uri)}), which needs the whole of mlflow: "
+                "pip install mlflow; or give a server (http://...) or a folder (file:///...), or unset it for "
+                "a folder in the run's own"
+            )
         self._client = MlflowClient(tracking_uri=uri)
         self._id = _continued(self._client, info.run_id) or self._started(info)
         self.run_id: str | None = self._id

@@ -91,6 +91,8 @@ def _mode() -> tuple[str, bool]:
         return "offline", False
     if asked in ("local", "offline", "disabled"):
         return asked, False
+    if asked in ("cloud", "cloud-only"):  # names of SwanLab before 0.8, which reads the variable itself
+        os.environ["SWANLAB_MODE"] = "online"
     if swanlab.Settings().api_key or somebody_to_ask():
         return "online", asked == "cloud-only"
     log.warning(
