@@ -142,7 +142,7 @@ MISTAKES = {
     "import nothing_of_this_name": r"ModuleNotFoundError: No module named 'nothing_of_this_name'",
     "def main(reward_inputs, needed): return []": r"needed",
     "REWARD_TYPE = 'bach'\ndef main(x): return []": r"REWARD_TYPE='bach'.*'batch' or 'sequential'",
-    "def main(: pass": r"SyntaxError",
+    "def main(: pass": r"syntax error",
     "import os\nos._exit(3)": r"ended the process",
 }
 

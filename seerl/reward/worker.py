@@ -75,6 +75,9 @@ def _load(entry: Entry) -> Reward | CallFault:
         return load_reward(entry)
     except UserError as error:
         return CallFault("load", str(error), fatal=True)
+    except SyntaxError as error:
+        where = f"{error.filename}, line {error.lineno}"
+        return CallFault("load", f"{KEY}={entry.source}: syntax error in {where}: {error.msg}", fatal=True)
     except BaseException as error:  # a file may also raise SystemExit when imported
         told = "".join(traceback.format_exception(error))
         return CallFault("load", f"{KEY}={entry.source} cannot be imported:\n{told}", fatal=True)
