@@ -47,8 +47,8 @@ class MlflowTracker:
         if uri.partition(":")[0].partition("+")[0] in DATABASES and find_spec("sqlalchemy") is None:
             raise UserError(
                 f"MLFLOW_TRACKING_URI is a database ({redacted(uri)}), which needs the whole of mlflow: "
-                "pip install mlflow; or give a server (http://...) or a folder (file:///...), or unset it for "
-                "a folder in the run's own"
+                "pip install mlflow; or give a server (http://...) or a folder (file:///...), or unset it "
+                "for a folder in the run's own"
             )
         self._client = MlflowClient(tracking_uri=uri)
         self._id = _continued(self._client, info.run_id) or self._started(info)
