@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -23,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+REFRESH_S = 0.25
 FIGURE_WIDTH = 26
 """Columns that one figure with its label gets."""
 
@@ -51,15 +53,21 @@ class LiveDisplay:
         self._live = Live(
             get_renderable=self._view,
             console=self._console,
-            refresh_per_second=4,
+            auto_refresh=False,
             redirect_stderr=_is_terminal(sys.stderr),  # `2>errors.log` keeps its errors
         )
         self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._own_handler: logging.Handler | None = None
         before = sys.stdout, sys.stderr
-        self._live.start()
+        self._live.start(refresh=True)
         self._redirect_logs({id(old): new for old, new in zip(before, (sys.stdout, sys.stderr), strict=True)})
+        # Rich's own refreshing thread may redraw between two halves of a print, which leaves pieces of the
+        # display behind where its height has changed. Here that is redrawn under one lock.
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        threading.Thread(target=self._tick, daemon=True).start()
         atexit.register(self._live.stop)  # an error before `close` must not leave the cursor hidden
+        atexit.register(self._over.set)  # runs first
 
     @staticmethod
     def possible() -> bool:
@@ -73,18 +81,22 @@ class LiveDisplay:
 
     def step(self, step: int, figures: Sequence[tuple[str, str]], left: str) -> None:
         """Moves the bar and replaces the figures."""
-        self._figures = figures
-        self._progress.update(self._task, completed=step, left=left)
+        with self._lock:
+            self._figures = figures
+            self._progress.update(self._task, completed=step, left=left)
+            self._live.refresh()
 
     def validation(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
         """Prints a small table above the display, and keeps the newest values in it."""
-        self._validation = rows
         table = Table(title=Text(f"validation at step {step}"), title_justify="left", pad_edge=False)
         for heading in ("score", "now", "before"):
             table.add_column(heading, justify="left" if heading == "score" else "right")
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
-        self._console.print(table)
+        with self._lock:
+            self._console.print(table)
+            self._validation = rows
+            self._live.refresh()
 
     def line(self, text: str) -> None:
         """Prints a line above the display."""
@@ -92,13 +104,21 @@ class LiveDisplay:
 
     def close(self, exit_code: int) -> None:
         """Leaves the last state on the screen and gives the terminal back."""
-        self._progress.update(self._task, stage="done" if exit_code == 0 else "stopped")
-        self._live.stop()
+        self._over.set()
+        with self._lock:
+            self._progress.update(self._task, stage="done" if exit_code == 0 else "stopped")
+            self._live.stop()
         atexit.unregister(self._live.stop)
         for handler, stream in self._handlers:
             handler.setStream(stream)
         if self._own_handler is not None:
             logging.getLogger().removeHandler(self._own_handler)
+
+    def _tick(self) -> None:
+        while not self._over.wait(REFRESH_S):
+            with self._lock:
+                if not self._over.is_set():
+                    self._live.refresh()
 
     def _view(self) -> Panel:
         """Made anew at every refresh, so that it follows the terminal's size."""
