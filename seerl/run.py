@@ -136,6 +136,7 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
             policy.module.generation_config.save_pretrained(target)  # type: ignore[union-attr, operator]
         (processor or tokenizer).save_pretrained(target)
 
+    state = read_trainer_state(checkpoint) if checkpoint else {}
     trackers = make_trackers(
         list(config.trainer.logger),
         project=config.trainer.project_name,
@@ -143,7 +144,11 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
         run_dir=folder,
         config=config.model_dump(mode="json"),
         total_steps=total_steps,
-        run_ids=read_trainer_state(checkpoint).get("trackers") if checkpoint else None,
+        start_step=int(state.get("step", 0)),
+        # A checkpoint of another run's folder is where this one starts from; its tracked runs stay its own.
+        run_ids=state.get("trackers")
+        if checkpoint and checkpoint.parent.resolve() == folder.resolve()
+        else None,
     )
     run = Run(
         config=config,

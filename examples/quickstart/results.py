@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from seerl.tracking.file import read_history
 
 Metrics = dict[int, dict[str, float]]
 """Figures by step; step 0 is before training."""
@@ -15,12 +18,12 @@ ACCURACY = "val/accuracy_reward"
 
 
 def read_metrics(run: Path) -> Metrics:
-    """The figures of metrics.jsonl. Of a step that stands twice, after a resume, the later figures count."""
-    steps: Metrics = defaultdict(dict)
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        steps[record["step"]].update(record)
-    return dict(sorted(steps.items()))
+    """The figures of metrics.jsonl, as they count after a resume; one that is not finite is NaN."""
+    history = read_history(run / "metrics.jsonl")
+    return {
+        step: {name: math.nan if value is None else value for name, value in row.items()}
+        for step, row in history.items()
+    }
 
 
 def read_generations(run: Path, step: int) -> list[dict[str, Any]]:

@@ -1,11 +1,29 @@
-"""What a tracker is to the trainer."""
+"""What a tracker is to the trainer, and what it is told of the run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 from seerl.types import Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What a tracker must know of the run to open it."""
+
+    project: str
+    experiment: str
+    run_dir: Path
+    config: Mapping[str, Any]
+    """The configuration as plain nested dicts and lists, secrets masked."""
+    total_steps: int
+    start_step: int = 0
+    """The step of the checkpoint that the run continues from; 0 for one that starts."""
+    run_id: str | None = None
+    """The tracked run to continue, as `Tracker.run_id` gave it before; None starts a new one."""
 
 
 class Tracker(Protocol):

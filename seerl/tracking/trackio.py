@@ -1,26 +1,25 @@
-"""`trackio`: a local database (TRACKIO_DIR), shown by `trackio show`."""
+"""`trackio`: trackio's local database (TRACKIO_DIR, else its own place), shown by `trackio show`."""
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Mapping, Sequence
 
-from seerl.tracking.fanout import RunInfo
-from seerl.tracking.text import COLUMNS, as_row
+import pandas
+import trackio
+
+from seerl.tracking.text import COLUMNS, as_row, rgb_images
+from seerl.tracking.tracker import RunInfo
 from seerl.types import Generation
 
 
 class TrackioTracker:
-    """One run, named after the experiment."""
+    """One run, named after the experiment and the time: trackio finds a run to continue by its name alone."""
 
     def __init__(self, info: RunInfo) -> None:
-        os.environ.setdefault("TRACKIO_DIR", str((info.run_dir / "trackio").resolve()))
-        import trackio  # reads TRACKIO_DIR when imported
-
-        self._trackio = trackio
         self._run = trackio.init(
             project=info.project,
-            name=info.run_id or info.experiment,
+            name=info.run_id or f"{info.experiment} {time.strftime('%Y%m%d-%H%M%S')}",
             config=dict(info.config),
             resume="allow" if info.run_id else "never",
             embed=False,
@@ -32,16 +31,15 @@ class TrackioTracker:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """One row."""
-        self._trackio.log(dict(metrics), step=step)
+        self._run.log(dict(metrics), step=step)
 
     def log_generations(self, generations: Sequence[Generation], step: int) -> None:
-        """A table."""
-        import pandas
-
-        rows = [as_row(generation, step) for generation in generations]
-        table = self._trackio.Table(dataframe=pandas.DataFrame(rows, columns=list(COLUMNS)))
-        self._trackio.log({"val/generations": table}, step=step)
+        """A table with the images in it."""
+        rows = [[*as_row(g, step), [trackio.Image(i) for i in rgb_images(g)]] for g in generations]
+        table = trackio.Table(dataframe=pandas.DataFrame(rows, columns=[*COLUMNS, "images"]))
+        self._run.log({"val/generations": table}, step=step)
 
     def finish(self, exit_code: int) -> None:
         """Flushes and ends the run."""
-        self._trackio.finish()
+        del exit_code
+        trackio.finish()
