@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from seerl.algorithms.advantages import AdvantageInputs, advantages, token_rewards
+from seerl.algorithms.advantages import AdvantageInputs, advantages, returns_to_go, token_rewards
 from seerl.algorithms.filtering import keep_group
 from seerl.algorithms.kl import kl_estimate
 from seerl.config.schema import AlgorithmConfig, Config
@@ -131,6 +131,7 @@ def with_advantages(
     groups: Sequence[ScoredGroup],
     *,
     kl_coef: float,
+    weights: Mapping[str, float] | None = None,
     old: Sequence[tuple[FloatArray, ...]] | None = None,
     ref: Sequence[tuple[FloatArray, ...]] | None = None,
 ) -> tuple[list[TrainingGroup], dict[str, float]]:
@@ -138,6 +139,7 @@ def with_advantages(
 
     Args:
         kl_coef: taken off the token rewards times the KL estimate; 0 where there is no KL in the reward.
+        weights: of the rewards by name, for the estimators that look at each by itself; 1 for those not named.
         old, ref: per group, per response (T,) log-probabilities; both are needed for `kl_coef` > 0.
     """
     lengths = [c.token_ids.size for g in groups for c in g.completions]
@@ -160,10 +162,17 @@ def with_advantages(
         response_M=response_M,
         group_R=group_R,
         components=components,
+        component_weights={name: w for name, w in (weights or {}).items() if name in components},
         gamma=config.gamma,
     )
     advantages_M = advantages(config.adv_estimator, inputs)
-    for name, values in (("score", scores_R), ("rewards", inputs.rewards_R), ("advantages", advantages_M)):
+    figures = {
+        "score": scores_R,
+        "rewards": inputs.rewards_R,
+        "returns": returns_to_go(inputs),
+        "advantages": advantages_M,
+    }
+    for name, values in figures.items():
         metrics |= summary(f"critic/{name}", values.numpy())
     pieces = iter(np.split(advantages_M.float().numpy(), np.cumsum(lengths)[:-1]))
     return [

@@ -89,7 +89,12 @@ class Trainer:
                 ref = run.reference.logprobs(groups)
         with self._timer.stage("adv"):
             learnable, metrics = with_advantages(
-                algorithm, groups, kl_coef=run.kl.value if kl_in_reward else 0.0, old=old, ref=ref
+                algorithm,
+                groups,
+                kl_coef=run.kl.value if kl_in_reward else 0.0,
+                weights=run.scorer.weights,
+                old=old,
+                ref=ref,
             )
         if kl_in_reward:
             run.kl.update(metrics["critic/kl"], len(groups) * run.config.worker.rollout.n)

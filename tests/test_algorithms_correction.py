@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from seerl.algorithms.correction import CORRECTIONS, Correction, correct
 from seerl.algorithms.filtering import keep_group
-from seerl.algorithms.overlong import overlong_punishment
 from seerl.algorithms.schedule import lr_factor
 
 
@@ -136,17 +135,6 @@ def test_rounding_does_not_carry_a_group_over_a_bound(n: int) -> None:
     """A plain sum of n times 0.99, divided by n, is below 0.99 for many n."""
     assert keep_group([0.99] * n, 0.01, 0.99) == (False, "too_high")
     assert keep_group([0.1] * n, 0.1, 0.99) == (False, "too_low")
-
-
-def test_overlong_punishment_by_hand() -> None:
-    # max 100, buffer 20, factor 0.5: 0 up to 80; at 85 0.5 x (80 - 85)/20 = -0.125; -0.5 at 100 and beyond.
-    punished_R = overlong_punishment(
-        torch.tensor([1, 80, 85, 90, 100, 1000]), max_length=100, buffer=20, factor=0.5
-    )
-    assert punished_R.tolist() == pytest.approx([0.0, 0.0, -0.125, -0.25, -0.5, -0.5])
-    for buffer in (0, -1, 101):
-        with pytest.raises(ValueError, match=f"buffer of {buffer}"):
-            overlong_punishment(torch.tensor([1]), max_length=100, buffer=buffer)
 
 
 def test_warm_up_moves_from_the_first_step_and_ends_at_one() -> None:

@@ -180,7 +180,7 @@ def reinforce_plus_plus(inputs: AdvantageInputs) -> torch.Tensor:
 
     It compares over the batch, not within groups, so a group of equal rewards is not silenced.
     """
-    return _whitened(inputs, _returns_to_go(inputs))
+    return _whitened(inputs, returns_to_go(inputs))
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> torch.Tensor:
@@ -267,16 +267,21 @@ def _per_token(inputs: AdvantageInputs, values_R: torch.Tensor) -> torch.Tensor:
     return where_counted(values_R[inputs.response_M], inputs.mask_M)
 
 
-def _returns_to_go(inputs: AdvantageInputs) -> torch.Tensor:
-    """G_t = r_t + gamma G_t+1 over a response's tokens that count, float64; 0 on the others."""
-    rewards = where_counted(inputs.token_rewards_M.double(), inputs.mask_M).tolist()
-    owners = inputs.response_M.tolist()
-    counts = [True] * len(owners) if inputs.mask_M is None else inputs.mask_M.bool().tolist()
-    returns = [0.0] * len(owners)
-    following, owner = 0.0, -1
-    for t in range(len(owners) - 1, -1, -1):
-        if owners[t] != owner:
-            following, owner = 0.0, owners[t]
-        if counts[t]:
-            following = returns[t] = rewards[t] + inputs.gamma * following
-    return torch.tensor(returns, dtype=torch.float64, device=inputs.response_M.device)
+def returns_to_go(inputs: AdvantageInputs) -> torch.Tensor:
+    """G_t = r_t + gamma G_t+1 over a response's tokens that count, (M,) float64; 0 on the others.
+
+    All responses at once, from their last tokens backwards.
+    """
+    rewards_M = inputs.token_rewards_M.double()
+    returns_M = torch.zeros_like(rewards_M)
+    mask_M = torch.ones_like(rewards_M) if inputs.mask_M is None else inputs.mask_M
+    counted = mask_M.nonzero()[:, 0]
+    lengths_R = inputs.lengths_R.long()
+    ends_R = lengths_R.cumsum(0) - 1
+    following_R = rewards_M.new_zeros(lengths_R.numel())
+    for back in range(int(lengths_R.max())):
+        longer = (lengths_R > back).nonzero()[:, 0]
+        tokens = counted[ends_R[longer] - back]
+        following_R[longer] = rewards_M[tokens] + inputs.gamma * following_R[longer]
+        returns_M[tokens] = following_R[longer]
+    return returns_M

@@ -46,6 +46,11 @@ class Scorer:
         self._too_slow_together: set[int] = set()
         self._pool = RewardPool(self._entries, workers=config.num_workers, timeout_s=config.timeout_s)
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each reward of a list by its name, as `Score.parts` has them; empty for a single one."""
+        return {e.name: e.weight for e in self._entries} if len(self._entries) > 1 else {}
+
     async def score(self, group: Group) -> ScoredGroup | None:
         """The group with a score per completion.
 
