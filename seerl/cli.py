@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from seerl import __version__
 from seerl.errors import UserError
@@ -45,9 +47,10 @@ def train(arguments: Annotated[list[str], OVERRIDES] = []) -> None:  # noqa: B00
     from seerl.config import check_or_raise, load_config
     from seerl.reward.loading import check_reward
 
+    _log_to_stderr()
     loaded = load_config(arguments)
     _say_all(loaded.notes)
-    check_or_raise(loaded.config, extra_checks=[check_reward])
+    _say_all(check_or_raise(loaded.config, extra_checks=[check_reward]))
     from seerl.run import build_run
     from seerl.trainer import Trainer
 
@@ -77,6 +80,7 @@ async def _train_until_signal(trainer: Trainer) -> None:
 
     def stop(number: int) -> None:
         if received:
+            Console(file=sys.__stdout__).show_cursor()  # nothing that would do it at the end gets to run
             os._exit(128 + number)
         received.append(number)
         print("\nStopping: the last finished step is being saved; once more ends at once.", file=sys.stderr)
@@ -144,6 +148,12 @@ def export(
 def version() -> None:
     """Print SeeRL's version."""
     print(__version__)
+
+
+def _log_to_stderr() -> None:
+    """This package's own messages, and other libraries' warnings."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("seerl").setLevel(logging.INFO)
 
 
 def _say_all(notes: list[str]) -> None:

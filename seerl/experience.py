@@ -139,7 +139,7 @@ def with_advantages(
 
     Args:
         kl_coef: taken off the token rewards times the KL estimate; 0 where there is no KL in the reward.
-        weights: of the rewards by name, for the estimators that look at each by itself; 1 for those not named.
+        weights: of the rewards by name, for the estimators that look at each by itself; 1 if not named.
         old, ref: per group, per response (T,) log-probabilities; both are needed for `kl_coef` > 0.
     """
     lengths = [c.token_ids.size for g in groups for c in g.completions]

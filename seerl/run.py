@@ -12,12 +12,13 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from seerl.algorithms.kl import FixedController, kl_controller
 from seerl.checkpoint.store import CheckpointStore, checkpoint_steps, read_trainer_state
-from seerl.cluster.devices import local_device
+from seerl.cluster.devices import local_device, peak_flops
 from seerl.config import Config, dump_config
 from seerl.data.loader import PromptLoader, ValidationSet
 from seerl.data.prompts import load_processor
 from seerl.errors import UserError
 from seerl.policy.loss import loss_settings
+from seerl.policy.model import DTYPES
 from seerl.policy.policy import Policy
 from seerl.policy.reference import Reference
 from seerl.reward.scorer import Scorer
@@ -34,6 +35,8 @@ class Run:
 
     config: Config
     device: torch.device
+    peak_flops: float
+    """Operations per second that the device can do at most in the type that the policy computes in."""
     loader: PromptLoader
     validation_set: ValidationSet | None
     policy: Policy
@@ -153,6 +156,7 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
     run = Run(
         config=config,
         device=device,
+        peak_flops=peak_flops(device, DTYPES[config.worker.actor.fsdp.mp_param_dtype]),
         loader=loader,
         validation_set=validation_set,
         policy=policy,

@@ -9,12 +9,13 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "seerl"
 
-COMMON = {"types", "errors", "config"}
+COMMON = {"types", "errors", "config", "secrets"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "secrets": set(),
     "types": set(),
     "timing": set(),
-    "config": {"errors", "cluster"},
+    "config": {"errors", "cluster", "secrets"},
     "algorithms": set(),
     "models": {"types"},
     "cluster": COMMON,

@@ -274,6 +274,13 @@ def test_a_model_that_does_not_fit_is_refused_with_the_key_to_change(
     assert "worker.actor.optim.strategy=adamw_bf16" in found[0]
 
 
+def test_what_has_no_effect_is_said(sound: list[str]) -> None:
+    assert notes(sound) == []
+    told = notes([*sound, "worker.actor.offload.offload_params=true"])
+    assert len(told) == 1
+    assert "worker.actor.offload.offload_params=true has no effect" in told[0]
+
+
 def test_every_finding_is_in_the_one_error(sound: list[str]) -> None:
     config = load_config([*sound, "worker.rollout.n=1", "trainer.nnodes=2", "data.min_pixels=9999999"]).config
     with pytest.raises(UserError) as caught:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from seerl.config import Config, dump_config, load_config
+from seerl.config import Config, describe, dump_config, load_config
 from seerl.config.frozen import thawed
 from seerl.config.keys import known_keys
 from seerl.config.loading import _escaped, _resolved
@@ -190,6 +190,22 @@ def test_what_is_dumped_loads_to_the_same_configuration(tmp_path: Path) -> None:
     assert config.data.system_prompt is not None
     assert "${5}" in config.data.system_prompt
     assert load_config([config_file(tmp_path, dump_config(config))]).config == config
+
+
+def test_keys_and_passwords_are_not_dumped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "sk-from-the-environment")
+    config = load_config(
+        [
+            'worker.reward.reward_function_kwargs={"api_key": "sk-1234567890", "url": "http://me:pw@host/x"}',
+            "data.system_prompt=say sk-from-the-environment",
+            "data.answer_key=solution",
+        ]
+    ).config
+    for text in (dump_config(config), describe(config)):
+        for secret in ("sk-1234567890", "me:pw", "sk-from-the-environment"):
+            assert secret not in text
+        assert "solution" in text
+    assert config.worker.reward.reward_function_kwargs["api_key"] == "sk-1234567890"
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

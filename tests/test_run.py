@@ -55,6 +55,7 @@ def test_a_run_logs_every_step_and_leaves_checkpoints(finished: Path) -> None:
         "critic/score/mean",
         "critic/rewards/max",
         "critic/advantages/min",
+        "critic/returns/mean",
         "response_length/clip_ratio",
         "prompt_length/mean",
         "reward/accuracy",
@@ -70,6 +71,7 @@ def test_a_run_logs_every_step_and_leaves_checkpoints(finished: Path) -> None:
         "rollout/logprob_diff_max",
     ):
         assert name in logged[3], name
+    assert all(0 < step["perf/mfu_actor"] < 1 for step in logged.values())
     assert sorted(p.name for p in run.glob("global_step_*")) == [
         "global_step_2",
         "global_step_4",

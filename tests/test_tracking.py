@@ -25,9 +25,9 @@ import pytest
 from PIL import Image
 
 from seerl.errors import UserError
+from seerl.secrets import masked
 from seerl.tracking import Trackers, make_trackers
 from seerl.tracking.fanout import TRACKERS
-from seerl.tracking.secrets import masked
 from seerl.types import Generation
 
 ROOT = Path(__file__).parents[1]

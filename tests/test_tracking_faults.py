@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from seerl.errors import UserError
+from seerl.secrets import carries_secret, is_secret_name, masked, redacted
 from seerl.tracking import Trackers, make_trackers
 from seerl.tracking.file import read_history
-from seerl.tracking.secrets import carries_secret, is_secret_name, masked, redacted
 from seerl.types import Generation
 
 

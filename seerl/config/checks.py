@@ -40,6 +40,13 @@ NOT_YET: list[tuple[str, Callable[[Any], bool], str]] = [
 ]
 """The one list of values that are known but not done by this version: key, which values, why."""
 
+NO_EFFECT: list[tuple[str, str]] = [
+    ("worker.actor.offload.offload_params", "the weights stay on the device while the engine runs"),
+    ("worker.actor.offload.offload_optimizer", "the optimizer's state stays on the device"),
+    ("worker.actor.fsdp.enable_cpu_offload", "the policy's weights stay on the device"),
+]
+"""Switches that this version accepts and does nothing for, and what happens instead."""
+
 
 @dataclass(slots=True)
 class Report:
@@ -60,27 +67,39 @@ def check_config(config: Config, *, here: bool, extra_checks: Sequence[ExtraChec
     for extra in extra_checks:
         report.errors += extra(config)
     (report.errors if here else report.notes).extend(_not_yet(config))
+    report.notes += [
+        f"{key}=true has no effect in this version: {instead}"
+        for key, instead in NO_EFFECT
+        if _value(config, key)
+    ]
     for look in SURROUNDINGS:
         for finding in look(config, here):
             (report.errors if here or finding.everywhere else report.notes).append(finding.text)
     return report
 
 
-def check_or_raise(config: Config, extra_checks: Sequence[ExtraCheck] = ()) -> None:
-    """The checks as a training run makes them.
+def check_or_raise(config: Config, extra_checks: Sequence[ExtraCheck] = ()) -> list[str]:
+    """The checks as a training run makes them; returns the notes.
 
     Raises:
         UserError: naming every finding.
     """
-    errors = check_config(config, here=True, extra_checks=extra_checks).errors
+    report = check_config(config, here=True, extra_checks=extra_checks)
+    errors = report.errors
     if errors:
         raise UserError("\n".join(errors) if len(errors) == 1 else "\n".join(f"- {e}" for e in errors))
+    return report.notes
 
 
 def _not_yet(config: Config) -> Iterator[str]:
     for key, unsupported, why in NOT_YET:
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
+        value = _value(config, key)
         if unsupported(value):
             yield f"{key}={value}: {why}; leave the key at its default"
+
+
+def _value(config: Config, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value

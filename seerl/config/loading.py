@@ -19,6 +19,7 @@ from seerl.config.keys import accepts, allowed, choices, is_section, known_keys,
 from seerl.config.schema import Config
 from seerl.config.yaml_values import read_yaml, write_yaml
 from seerl.errors import UserError
+from seerl.secrets import masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ def load_config(args: Sequence[str]) -> Loaded:
 
 
 def dump_config(config: Config) -> str:
-    """YAML that loads to the same configuration."""
-    return write_yaml(_escaped(config.model_dump(mode="json")))
+    """YAML that loads to the same configuration, but for keys and passwords, which read `***`."""
+    return write_yaml(_escaped(masked(config.model_dump(mode="json"))))
 
 
 def _require_key_and_value(argument: str) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from seerl.config.schema import ActorConfig
 from seerl.models.banned import banned_token_ids
+from seerl.policy.flops import TrainingFlops
 from seerl.policy.forward import MicroBatchLimit, PolicyForward
 from seerl.policy.loss import LossSettings, StepMetrics, micro_batch_loss
 from seerl.policy.model import DTYPES, LoadedModel, load_model, named_weights
@@ -73,6 +74,9 @@ class Policy:
         self.model = load_model(config.model, fsdp, device)
         self.banned = banned_token_ids(self.model.config, vocabulary)
         self.forward = make_forward(config, self.model, banned=self.banned, temperature=temperature)
+        self._flops_of = TrainingFlops.of(self.model)
+        self.flops = 0.0
+        """Operations of all updates so far, for the model FLOPs utilization."""
         self.optimizer = make_optimizer(self.model.module.parameters(), config.optim)
         self.scheduler = make_scheduler(self.optimizer, config.optim, total_optimizer_steps)
         self.update_limit = micro_batch_limit(
@@ -97,6 +101,7 @@ class Policy:
         """
         metrics = StepMetrics()
         units = self.forward.units(self._teaching(batch.groups))
+        self.flops += self._flops_of(units, self.forward.share_prefix)
         for members in self.forward.cut(units, self.update_limit):
             chosen = [units[i] for i in members]
             packed = self.forward.pack(chosen)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seerl.errors import UserError
-from seerl.tracking.secrets import masked, redacted
+from seerl.secrets import masked, redacted
 from seerl.tracking.tracker import RunInfo, Tracker
 from seerl.types import Generation
 

@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from seerl.errors import UserError
-from seerl.tracking.secrets import redacted
+from seerl.secrets import redacted
 from seerl.tracking.text import COLUMNS, as_row, rgb_images
 from seerl.tracking.tracker import RunInfo
 from seerl.types import Generation

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import swanlab
 
-from seerl.tracking.secrets import carries_secret
+from seerl.secrets import carries_secret
 from seerl.tracking.text import accepted, as_text, rgb_images, somebody_to_ask
 from seerl.tracking.tracker import RunInfo
 from seerl.types import Generation

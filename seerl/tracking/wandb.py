@@ -12,7 +12,7 @@ from typing import Literal
 
 import wandb
 
-from seerl.tracking.secrets import carries_secret
+from seerl.secrets import carries_secret
 from seerl.tracking.text import COLUMNS, accepted, as_row, rgb_images
 from seerl.tracking.tracker import RunInfo
 from seerl.types import Generation
