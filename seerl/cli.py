@@ -48,13 +48,17 @@ def train(arguments: Annotated[list[str], OVERRIDES] = []) -> None:  # noqa: B00
     from seerl.reward.loading import check_reward
 
     _log_to_stderr()
-    loaded = load_config(arguments)
-    _say_all(loaded.notes)
-    _say_all(check_or_raise(loaded.config, extra_checks=[check_reward]))
-    from seerl.run import build_run
-    from seerl.trainer import Trainer
+    try:
+        loaded = load_config(arguments)
+        _say_all(loaded.notes)
+        _say_all(check_or_raise(loaded.config, extra_checks=[check_reward]))
+        from seerl.run import build_run
+        from seerl.trainer import Trainer
 
-    run, checkpoint = build_run(loaded.config)
+        run, checkpoint = build_run(loaded.config)
+    except KeyboardInterrupt:
+        print("seerl: interrupted before the first step; nothing was saved", file=sys.stderr)
+        raise
     exit_code = 1
     try:
         trainer = Trainer(run)
@@ -175,9 +179,6 @@ def main(argv: list[str] | None = None) -> Any:
         sys.exit(2)
     except Interrupted as stop:
         sys.exit(stop.exit_code)
-    except KeyboardInterrupt:
-        print("seerl: interrupted before the first step; nothing was saved", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from seerl.algorithms.kl import FixedController, kl_controller
 from seerl.checkpoint.store import CheckpointStore, checkpoint_steps, read_trainer_state
 from seerl.cluster.devices import local_device, peak_flops
-from seerl.config import Config, dump_config
+from seerl.config import Config, changed_keys, dump_config
 from seerl.data.loader import PromptLoader, ValidationSet
 from seerl.data.prompts import load_processor
 from seerl.errors import UserError
@@ -100,7 +100,7 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
         UserError: whatever of the configuration does not fit this machine, the model or the data.
     """
     device = local_device(config.trainer.n_gpus_per_node)
-    folder = Path(config.trainer.save_checkpoint_path or "")
+    folder = _run_folder(config)
     checkpoint = _checkpoint_to_resume(config, folder)
     scorer_config = config.worker.reward
     processor, tokenizer = load_processor(config.worker.actor.model)
@@ -229,11 +229,35 @@ def end_token_ids(config: Config, module: torch.nn.Module, tokenizer: PreTrained
     return sorted(ends)
 
 
+def _run_folder(config: Config) -> Path:
+    folder = Path(config.trainer.save_checkpoint_path or "")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"trainer.save_checkpoint_path={folder} cannot be made: {error.strerror}; give another folder"
+        ) from error
+    return folder
+
+
 def _checkpoint_to_resume(config: Config, folder: Path) -> Path | None:
     """The checkpoint the configuration names, else the run's own last one if it is to be found."""
     if config.trainer.load_checkpoint_path:
         path = Path(config.trainer.load_checkpoint_path)
-        read_trainer_state(path)
-        return path
-    steps = checkpoint_steps(folder) if config.trainer.find_last_checkpoint else []
-    return folder / f"global_step_{steps[-1]}" if steps else None
+    else:
+        steps = checkpoint_steps(folder) if config.trainer.find_last_checkpoint else []
+        if not steps:
+            return None
+        path = folder / f"global_step_{steps[-1]}"
+    read_trainer_state(path)
+    _say_what_changed(config, path)
+    return path
+
+
+def _say_what_changed(config: Config, checkpoint: Path) -> None:
+    try:
+        changed = changed_keys(config, (checkpoint / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, AttributeError):  # it is there for people, and nothing depends on it
+        return
+    if changed:
+        log.info("%s was saved with another configuration:\n  %s", checkpoint, "\n  ".join(changed))

@@ -46,6 +46,12 @@ class Trainer:
             validated = await self._validate()
         if trainer.val_only:
             return
+        if self.step >= self.run.total_steps:
+            log.info(
+                "step %d of %d: already trained; raise trainer.max_steps or trainer.total_epochs to go on",
+                self.step,
+                self.run.total_steps,
+            )
         while self.step < self.run.total_steps:
             metrics = await self._step()
             self.run.trackers.log(metrics, self.step)
@@ -134,8 +140,13 @@ class Trainer:
             **times,
             **memory_metrics(self.run.device),
             "data/epoch": float(self.run.loader.epoch),
-            "data/bad_rows": float(len(self.run.loader.bad_rows)),
+            "data/bad_rows": float(self._bad_rows),
         }
+
+    @property
+    def _bad_rows(self) -> int:
+        validation = self.run.validation_set
+        return len(self.run.loader.bad_rows) + (len(validation.bad_rows) if validation else 0)
 
     async def _validate(self) -> int | None:
         """Validates the present weights and logs the result; the step it was done at, None without a set."""
@@ -180,6 +191,7 @@ class Trainer:
         """Continues from a checkpoint as if nothing had come between."""
         state = load(path, self._trained())
         self.step = int(state["step"])
+        log.info("resumed from %s", path)
         if state["model_only"]:
             return
         self._saved_step = self.step

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from seerl.checkpoint.store import HUGGINGFACE, STATE, checkpoint_steps, load_tensors, read_trainer_state
+from seerl.checkpoint.store import HUGGINGFACE, checkpoint_steps, load_tensors, read_trainer_state
 from seerl.errors import UserError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -26,8 +26,12 @@ def export(checkpoint: Path, out: Path, *, dtype: str | None = None, trust_remot
     Raises:
         UserError: for a folder without checkpoints, or an `out` that already holds something.
     """
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: allowed is {', '.join(DTYPES)}")
     checkpoint = _newest(checkpoint)
     read_trainer_state(checkpoint)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give a folder that is empty or not there yet")
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give another folder or remove it first")
     source = checkpoint / HUGGINGFACE
@@ -36,16 +40,20 @@ def export(checkpoint: Path, out: Path, *, dtype: str | None = None, trust_remot
     auto = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
     model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     tensors = {"model": get_model_state_dict(model)}
-    load_tensors(tensors, checkpoint / STATE)
+    load_tensors(tensors, checkpoint)
     set_model_state_dict(model, tensors["model"])
     model.to(DTYPES[dtype] if dtype else config.dtype or torch.float32)
     partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(source, partial)
-    model.save_pretrained(partial)
-    if out.exists():
-        out.rmdir()
-    partial.rename(out)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source, partial)
+        model.save_pretrained(partial)
+        if out.exists():
+            out.rmdir()
+        partial.rename(out)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{out} could not be written: {error.strerror or error}") from error
     return out
 
 

@@ -18,6 +18,7 @@ import errno
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import warnings
@@ -42,6 +43,16 @@ log = logging.getLogger(__name__)
 
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 TRACKER = "checkpoint_tracker.json"
+DAMAGE = (
+    dcp.api.CheckpointException,
+    RuntimeError,
+    ValueError,
+    OSError,
+    EOFError,
+    LookupError,
+    pickle.UnpicklingError,
+)
+"""What reading a checkpoint raises where its files are cut off, missing or not its own."""
 STATE, HUGGINGFACE, TRAINER_STATE = "state", "huggingface", "trainer_state.json"
 
 
@@ -146,12 +157,7 @@ def load(path: Path, trained: Trained) -> dict[str, Any]:
     trainer_state = read_trainer_state(path)
     model_only = bool(trainer_state["model_only"])
     tensors = _tensors(trained, model_only)
-    try:
-        load_tensors(tensors, path / STATE)
-    except (dcp.api.CheckpointException, RuntimeError, ValueError, OSError) as error:
-        raise UserError(
-            f"checkpoint {path} does not fit this model or is damaged: {_cause(error)}"
-        ) from error
+    load_tensors(tensors, path)
     set_model_state_dict(trained.module, tensors["model"])
     if model_only:
         log.warning("%s holds weights only: optimizer, schedule and the place in the data start afresh", path)
@@ -167,10 +173,44 @@ def save_tensors(tensors: dict[str, Any], folder: Path) -> None:
         dcp.save(tensors, checkpoint_id=folder, no_dist=True)
 
 
-def load_tensors(tensors: dict[str, Any], folder: Path) -> None:
-    """Fills a tree of tensors in place."""
-    with _one_process():
-        dcp.load(tensors, checkpoint_id=folder, no_dist=True)
+def load_tensors(tensors: dict[str, Any], path: Path) -> None:
+    """Fills a tree of tensors, the model's under `model`, in place from a checkpoint.
+
+    Raises:
+        UserError: for a damaged checkpoint, or one of another model.
+    """
+    try:
+        with _one_process():
+            _require_same_model(tensors["model"], path)
+            dcp.load(tensors, checkpoint_id=path / STATE, no_dist=True)
+    except DAMAGE as error:
+        raise UserError(
+            f"checkpoint {path} does not fit this model or is damaged: {_cause(error)}. "
+            "Earlier ones can be named by trainer.load_checkpoint_path"
+        ) from error
+
+
+def _require_same_model(wanted: dict[str, torch.Tensor], path: Path) -> None:
+    stored = {
+        name.removeprefix("model."): getattr(metadata, "size", None)
+        for name, metadata in dcp.FileSystemReader(path / STATE).read_metadata().state_dict_metadata.items()
+        if name.startswith("model.")
+    }
+    for names, where in ((stored.keys() - wanted.keys(), "it"), (wanted.keys() - stored.keys(), "the model")):
+        if names:
+            raise UserError(
+                f"checkpoint {path} is of another model: {where} alone has {min(names)}"
+                + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
+                + "; set worker.actor.model.model_path to the model it was trained from, or another "
+                "trainer.save_checkpoint_path"
+            )
+    for name, tensor in wanted.items():
+        size = stored[name]
+        if size is not None and tuple(size) != tuple(tensor.shape):
+            raise UserError(
+                f"checkpoint {path} is of another model: {name} is {tuple(size)} there and "
+                f"{tuple(tensor.shape)} in the model of worker.actor.model.model_path"
+            )
 
 
 @contextmanager
@@ -192,7 +232,15 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
         steps = checkpoint_steps(path) or checkpoint_steps(path.parent)
         there = ", ".join(f"global_step_{s}" for s in steps) or "none"
         raise UserError(f"{path} is not a checkpoint (no {TRAINER_STATE}); checkpoints there: {there}")
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({_cause(error)}): the checkpoint is damaged") from error
+    wanted = {"step", "model_only", "data", "kl", "best_score", "scheduler"}
+    if not isinstance(state, dict) or (lost := wanted - state.keys()):
+        missing = ", ".join(sorted(lost)) if isinstance(state, dict) else "everything"
+        raise UserError(f"{file} lacks {missing}: the checkpoint is damaged")
+    return state
 
 
 def _tensors(trained: Trained, model_only: bool) -> dict[str, Any]:
@@ -204,7 +252,13 @@ def _tensors(trained: Trained, model_only: bool) -> dict[str, Any]:
 
 def _read_tracker(folder: Path) -> dict[str, Any]:
     file = folder / TRACKER
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if not file.exists():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:  # never worth a checkpoint
+        log.warning("%s cannot be read (%s): which step was the best is not known", file, _cause(error))
+        return {}
 
 
 @contextmanager
@@ -257,7 +311,8 @@ def _os_error(error: BaseException | None) -> OSError | None:
 
 def _cause(error: BaseException) -> str:
     inner = [f[0] if isinstance(f, tuple) else f for f in getattr(error, "failures", {}).values()]
-    return str(inner[0] if inner else error).strip().splitlines()[0]
+    cause = inner[0] if inner else error
+    return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
 
 
 def _sync_folder(folder: Path) -> None:

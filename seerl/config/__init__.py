@@ -2,13 +2,14 @@
 
 from seerl.config.checks import Report, check_config, check_or_raise
 from seerl.config.explain import describe, explain
-from seerl.config.loading import Loaded, dump_config, load_config
+from seerl.config.loading import Loaded, changed_keys, dump_config, load_config
 from seerl.config.schema import Config
 
 __all__ = [
     "Config",
     "Loaded",
     "Report",
+    "changed_keys",
     "check_config",
     "check_or_raise",
     "describe",

@@ -183,6 +183,17 @@ def _presence(config: Config) -> Iterator[str]:
         yield "worker.actor.model.model_path is not set; give a model folder or a hub id"
 
 
+def _names(config: Config) -> Iterator[str]:
+    """trainer.project_name and trainer.experiment_name name folders below the place of all runs."""
+    for name in ("project_name", "experiment_name"):
+        given = getattr(config.trainer, name)
+        if given.startswith(("/", "~")) or ".." in given.split("/") or not given.isprintable():
+            yield (
+                f"trainer.{name}={given!r}: a name, with no line breaks, no .. and no / in front; "
+                "another folder is set by trainer.save_checkpoint_path"
+            )
+
+
 CONSTRAINTS: tuple[Callable[[Config], Iterator[str]], ...] = (
     _presence,
     _batches,
@@ -191,4 +202,5 @@ CONSTRAINTS: tuple[Callable[[Config], Iterator[str]], ...] = (
     _lengths,
     _validation,
     _correction,
+    _names,
 )

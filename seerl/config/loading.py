@@ -71,6 +71,25 @@ def dump_config(config: Config) -> str:
     return write_yaml(_escaped(masked(config.model_dump(mode="json"))))
 
 
+def changed_keys(config: Config, dumped: str) -> list[str]:
+    """`KEY: before -> now` for each key that differs from a configuration dumped before."""
+    before, now = (_flat(read_yaml(text)) for text in (dumped, dump_config(config)))
+    return [
+        f"{key}: {before.get(key)} -> {now.get(key)}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted keys."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        out |= _flat(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
+    return out
+
+
 def _require_key_and_value(argument: str) -> None:
     key, separator, _ = argument.partition("=")
     bare = key.lstrip("-+")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import jinja2.meta
@@ -68,6 +69,8 @@ def _is(name: str, kind: str) -> bool:
 
 def _missing(key: str, name: str, kind: str) -> Finding:
     path = _path(name)
+    if _is(name, "file") and kind.startswith("folder"):
+        return Finding(f"{key}={name}: a file, where a folder is needed", everywhere=True)
     where = "" if path.is_absolute() else f" (looked in {Path.cwd()})"
     near: list[str] = []
     if _is(str(path.parent), "folder"):
@@ -189,6 +192,8 @@ def _model(config: Config, here: bool) -> Iterator[Finding]:
             f"worker.actor.model.model_path={model.model_path}: it has no readable config.json",
             everywhere=True,
         )
+    elif model.model_path and _is(model.model_path, "folder") and shapes is not None:
+        yield from _model_folder(_path(model.model_path), shapes)
     context = context_length(shapes) if shapes else None
     prompt, response = config.data.max_prompt_length, config.data.max_response_length
     if context is not None and prompt + response > context:
@@ -197,6 +202,15 @@ def _model(config: Config, here: bool) -> Iterator[Finding]:
             f"more than the model's context of {context} tokens; lower one of them",
             everywhere=True,
         )
+
+
+def _model_folder(folder: Path, shapes: dict[str, Any]) -> Iterator[Finding]:
+    if "model_type" not in shapes:
+        text = "its config.json names no model_type, so it is not the folder of a transformers model"
+        yield Finding(f"worker.actor.model.model_path={folder}: {text}", everywhere=True)
+    if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin")):
+        text = "the folder has a config.json but no weights (*.safetensors or *.bin)"
+        yield Finding(f"worker.actor.model.model_path={folder}: {text}", everywhere=True)
 
 
 def _devices(config: Config, _: bool) -> Iterator[Finding]:

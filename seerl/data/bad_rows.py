@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from seerl.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 class BadRow(Exception):
@@ -58,6 +61,9 @@ class BadRowLog:
                 f"{row_id}: {reason}. Mend or remove the row, or set data.on_bad_row=skip to go on without "
                 "it."
             )
+        if not self.reasons and not filtering:
+            where = f" and listed in {self.path}" if self.path else ""
+            log.warning("%s is set aside: %s. Further rows like it are counted%s.", row_id, reason, where)
         self.reasons.setdefault(row_id, reason)
         if self.path is None or (row_id, reason) in self._listed:
             return

@@ -206,7 +206,7 @@ def _describe(source: Any) -> str:
         return f"image {source}"
     if isinstance(source, (bytes, bytearray, memoryview)):
         return f"image of {len(source):,} bytes"
-    return "image"
+    return f"image ({type(source).__name__})"
 
 
 def _shrunk_rgb(image: Image.Image, target: tuple[int, int]) -> Image.Image:

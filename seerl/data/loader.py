@@ -175,7 +175,7 @@ class PromptLoader:
         self._refused_in_a_row += 1
         if self._refused_in_a_row > len(self._order):
             raise UserError(
-                f"data.train_files: no row can be used. The last, {refusal.row_id}: {refusal.reason}."
+                f"data.train_files: no row can be used. The last, {refusal.row_id}: {refusal.reason}"
             )
 
 
@@ -214,21 +214,25 @@ class ValidationSet:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[tuple[Prompt, ...]]:
-        """One pass. Rows found bad are left out."""
+        """One pass. Rows found bad are left out; raises UserError if none is left."""
         self.start()
         assert self._prepared is not None
         batch: list[Prompt] = []
-        finished = False
+        finished, usable = False, 0
         try:
             for _ in self._rows:
                 result: Prompt | Refusal = self._prepared.next()
                 if isinstance(result, Refusal):
                     self.bad_rows.add(result)
+                    last = result
                     continue
+                usable += 1
                 batch.append(result)
                 if len(batch) == self.batch_size:
                     yield tuple(batch)
                     batch = []
+            if not usable:
+                raise UserError(f"data.val_files: no row can be used. The last, {last.row_id}: {last.reason}")
             finished = True
         finally:
             if not finished:  # the workers stand in the middle of a pass

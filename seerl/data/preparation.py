@@ -148,7 +148,7 @@ def usable_rows(prompts: PromptSet, bad_rows: BadRowLog) -> tuple[Rows, int]:
         )  # fmt: skip
     if not usable.any():
         row_id, reason = next(iter(bad_rows.reasons.items()))
-        raise UserError(f"{prompts.name}: none of {total} rows can be used. The first, {row_id}: {reason}.")
+        raise UserError(f"{prompts.name}: none of {total} rows can be used. The first, {row_id}: {reason}")
     return np.flatnonzero(usable), most_images
 
 

@@ -37,6 +37,7 @@ def load_processor(config: ModelConfig) -> tuple[ProcessorMixin | None, PreTrain
     from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
 
     path = config.tokenizer_path or config.model_path
+    key = f"worker.actor.model.{'tokenizer_path' if config.tokenizer_path else 'model_path'}"
     if path is None:
         raise UserError("worker.actor.model.model_path is not set: give a folder or a hub id.")
     trust = {"trust_remote_code": config.trust_remote_code}
@@ -45,10 +46,13 @@ def load_processor(config: ModelConfig) -> tuple[ProcessorMixin | None, PreTrain
     except (OSError, ValueError, KeyError) as error:
         if _reads_images(path, config.trust_remote_code):
             raise UserError(
-                f"{path} is a vision model, but its processor cannot be loaded: {_first_line(error)}"
+                f"{key}={path} is a vision model, but its processor or tokenizer cannot be loaded: "
+                f"{_first_line(error)}"
             ) from error
         processor = None
     if getattr(processor, "image_processor", None) is not None:
+        if not processor.tokenizer.get_vocab().keys() - processor.tokenizer.get_added_vocab().keys():
+            raise UserError(f"{key}={path}: there are no tokenizer files (tokenizer.json or the like)")
         return processor, processor.tokenizer
     if isinstance(processor, PreTrainedTokenizerBase):
         return None, processor

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seerl.data.bad_rows import BadRow
 from seerl.errors import UserError
 
 if TYPE_CHECKING:
@@ -64,8 +66,12 @@ class Source:
         return len(self._dataset)
 
     def row(self, index: int) -> dict[str, Any]:
-        """The row's columns; pictures as `{bytes, path}` where the data set holds them so."""
-        stored: dict[str, Any] = self._dataset[index : index + 1].to_pylist()[0]
+        """The row's columns; pictures as `{bytes, path}` where the data set holds them so. BadRow if its text
+        cannot be read."""
+        try:
+            stored: dict[str, Any] = self._dataset[index : index + 1].to_pylist()[0]
+        except UnicodeDecodeError as error:
+            raise BadRow(f"its text is not UTF-8 ({error.reason} at byte {error.start})") from error
         return self._features.decode_example(stored)
 
     def longest_list(self, column: str) -> int:
@@ -223,20 +229,37 @@ def _files_of_split(root: Path, files: list[Path], split: str, key: str) -> list
 def _read(kind: str, file: Path, key: str) -> datasets.Dataset:
     from datasets import disable_progress_bars, load_dataset
     from datasets.exceptions import DatasetGenerationError
+    from pyarrow import parquet
 
     if file.stat().st_size == 0:
         raise UserError(f"{key}: {file} is empty (0 bytes).")
     disable_progress_bars()
     try:
-        return load_dataset(kind, data_files=str(file), split="train")
+        if kind == "parquet" and parquet.read_metadata(file).num_rows == 0:
+            raise UserError(f"{key}: {file} has no rows.")
+        with _datasets_silent():
+            return load_dataset(kind, data_files=str(file), split="train")
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
             raise  # a full disk or the like, not the file's fault
         raise UserError(f"{key}: {file} cannot be read as {kind}: {error.__cause__ or error}") from error
     except ValueError as error:
-        if "no data" not in str(error):
-            raise
-        raise UserError(f"{key}: {file} has no rows.") from error
+        if "no data" in str(error):
+            raise UserError(f"{key}: {file} has no rows.") from error
+        raise UserError(f"{key}: {file} cannot be read as {kind}: {error}") from error
+
+
+@contextmanager
+def _datasets_silent() -> Iterator[None]:
+    """Without the log lines of datasets: what is wrong with a file is said once, by us."""
+    from datasets.utils import logging as datasets_logging
+
+    before = datasets_logging.get_verbosity()
+    datasets_logging.set_verbosity(datasets_logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets_logging.set_verbosity(before)
 
 
 def _slice(

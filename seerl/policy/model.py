@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -103,9 +104,15 @@ def _load_weights(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except SafetensorError as error:
         raise UserError(
-            f"worker.actor.model.model_path={path} cannot be loaded: {_first_line(error)}"
+            f"worker.actor.model.model_path={path}: a weight file is damaged or not whole "
+            f"({_first_line(error)}); copy or download it again"
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:  # the last: shapes of another config.json
+        raise UserError(
+            f"worker.actor.model.model_path={path} cannot be loaded, config.json and weights may not belong "
+            f"together: {_first_line(error)}"
         ) from error
     module, report = loaded
     missing = sorted(report["missing_keys"])

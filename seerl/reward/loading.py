@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from seerl.reward.forms import Form, form_of, misfit, sees_images
 if TYPE_CHECKING:
     from seerl.config.schema import Config, RewardConfig
 
+LARGEST_WEIGHT = 1e6
 BUILT_IN = ("math", "r1v", "dapo", "choice", "iou", "count", "llm_judge", "http")
 """Each a module of `seerl.reward.builtin` with `compute_score`."""
 
@@ -83,8 +83,8 @@ def _list_entry(item: Mapping[str, Any], key: str, shared: Mapping[str, Any]) ->
     if not isinstance(item.get("function"), str):
         raise UserError(f"{key}.function is missing: give FILE:NAME or one of {', '.join(BUILT_IN)}")
     weight = item.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-        raise UserError(f"{key}.weight={weight!r}: a finite number is needed")
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not abs(weight) <= LARGEST_WEIGHT:
+        raise UserError(f"{key}.weight={weight!r}: a number of at most {LARGEST_WEIGHT:g} is needed")
     kwargs = item.get("kwargs") or {}
     if not isinstance(kwargs, Mapping):
         raise UserError(f"{key}.kwargs={kwargs!r}: a mapping of argument names to values is needed")

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+LARGEST = 1e15
+"""In float32, in which advantages are computed, sums and squares of larger values overflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -118,6 +121,8 @@ def _number(value: Any, what: str) -> float:
         raise BadValue("not_a_number", f"{what} is a {type(value).__name__}, a number is expected") from None
     if not math.isfinite(number):
         raise BadValue("not_finite", f"{what} is {number}")
+    if abs(number) > LARGEST:
+        raise BadValue("not_finite", f"{what} is {number}, beyond {LARGEST:g}: its square is not finite")
     return number
 
 

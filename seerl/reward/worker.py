@@ -7,7 +7,9 @@ second and stays small; what a user's file imports is its own affair.
 from __future__ import annotations
 
 import fcntl
+import logging
 import multiprocessing
+import multiprocessing.context
 import os
 import select
 import signal
@@ -25,8 +27,29 @@ from seerl.reward.loading import KEY, LOAD_LIMIT_S, Entry, Reward, load_reward
 from seerl.reward.outcome import CallFault, Outcome, place, user_traceback
 from seerl.reward.output import flush_prints, print_into
 
+log = logging.getLogger(__name__)
+
+SLOW_IMPORT_S = 10.0
 _loaded: list[Reward | CallFault] = []
 """This process's rewards, by the number of their entry."""
+
+
+class UninterruptedProcess(multiprocessing.context.SpawnProcess):
+    """A terminal sends Ctrl-C to every process; a worker leaves it to the trainer, from its first moment."""
+
+    def start(self) -> None:
+        """Starts with SIGINT blocked, which the new process inherits."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Uninterrupted(multiprocessing.context.SpawnContext):
+    """Spawns such processes."""
+
+    Process = UninterruptedProcess
 
 
 def start_pool(entries: Sequence[Entry], workers: int, output: Connection) -> ProcessPool:
@@ -34,9 +57,8 @@ def start_pool(entries: Sequence[Entry], workers: int, output: Connection) -> Pr
 
     What they print goes into `output`.
     """
-    context = multiprocessing.get_context("spawn")
     arguments = (list(entries), output)
-    return ProcessPool(max_workers=workers, initializer=_start, initargs=arguments, context=context)
+    return ProcessPool(max_workers=workers, initializer=_start, initargs=arguments, context=Uninterrupted())
 
 
 def run(entry: int, inputs: Sequence[dict[str, Any]]) -> list[Outcome] | CallFault:
@@ -57,14 +79,18 @@ def uses_images(entry: int) -> bool | CallFault:
 
 def check_in_worker(entry: Entry) -> str | None:
     """What keeps a reward from being loaded, told in one message; None if nothing does."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPool(max_workers=1, context=context) as pool:
+    waiting = threading.Timer(SLOW_IMPORT_S, log.warning, ["still importing %s ...", entry.source])
+    waiting.daemon = True
+    waiting.start()
+    with ProcessPool(max_workers=1, context=Uninterrupted()) as pool:
         try:
             fault = pool.schedule(_load_fault, args=[entry], timeout=LOAD_LIMIT_S).result()
         except TimeoutError:
             return f"{KEY}={entry.source}: importing it took more than {LOAD_LIMIT_S:.0f} s"
         except ProcessExpired as error:
             return f"{KEY}={entry.source}: importing it ended the process (exit code {error.exitcode})"
+        finally:
+            waiting.cancel()
     return fault.detail if fault else None
 
 
