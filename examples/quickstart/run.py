@@ -14,9 +14,10 @@ from examples.quickstart.training import ROOT, console, show, show_answers, show
 from examples.quickstart.warm_up import read_rows
 from seerl.data.synthetic import GUESS_RATES, KINDS, kind_of, write_data
 
-NEXT = """What to try next
-  .venv/bin/seerl train config=examples/quickstart/config.yaml worker.rollout.n=4 trainer.max_steps=400 \\
-      trainer.save_checkpoint_path=runs/longer      any key can be set on the command line
+NEXT = """What to try next (any key can be set on the command line)
+  .venv/bin/seerl train config=examples/quickstart/config.yaml \\
+      worker.rollout.n=4 trainer.max_steps=400 \\
+      trainer.save_checkpoint_path=runs/longer
   .venv/bin/seerl explain worker.rollout.n          what a key means
   examples/easy_vqa/run.sh                          the same on a public data set
   examples/config.yaml                              a real model on a GPU"""

@@ -199,7 +199,7 @@ def _model(config: Config, here: bool) -> Iterator[Finding]:
     if context is not None and prompt + response > context:
         yield Finding(
             f"data.max_prompt_length={prompt} + data.max_response_length={response} = {prompt + response} is "
-            f"more than the model's context of {context} tokens; lower one of them",
+            f"more than the model's context of {context} tokens; lower them",
             everywhere=True,
         )
 

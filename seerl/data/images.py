@@ -181,7 +181,7 @@ def _locate_text(text: str, image_dir: str | None) -> io.BytesIO | Path:
     content = _from_base64(text)
     if content is not None and len(text) >= 64:
         return io.BytesIO(content)
-    raise BadRow(f"image file {str(path)[:300]} does not exist")
+    raise BadRow(f"image file {str(path)[:300]} does not exist; relative paths start from data.image_dir")
 
 
 def _is_file(path: Path) -> bool:
