@@ -20,6 +20,7 @@ from seerl.errors import UserError
 def sound(tmp_path: Path) -> list[str]:
     """Arguments that pass every check here, on the CPU, with a model whose shapes are known."""
     shapes = {
+        "model_type": "qwen2",
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -29,6 +30,7 @@ def sound(tmp_path: Path) -> list[str]:
     }
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(shapes))
+    (tmp_path / "model" / "model.safetensors").touch()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
     return [
         f"data.train_files={tmp_path / 'rows.jsonl'}",
@@ -253,7 +255,8 @@ def test_a_chat_template_with_generation_tags_is_sound(sound: list[str], tmp_pat
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "\xff", '{"hidden_size": "big", "text_config": 3, "vision_config": []}']
+    "text",
+    ["{", "[]", "\xff", '{"model_type": "x", "hidden_size": "big", "text_config": 3, "vision_config": []}'],
 )
 def test_a_strange_model_config_breaks_nothing(sound: list[str], tmp_path: Path, text: str) -> None:
     (tmp_path / "model" / "config.json").write_bytes(text.encode("latin-1"))
@@ -272,6 +275,20 @@ def test_a_model_that_does_not_fit_is_refused_with_the_key_to_change(
     assert len(found) == 1
     assert "GiB" in found[0]
     assert "worker.actor.optim.strategy=adamw_bf16" in found[0]
+
+
+def test_a_folder_that_is_no_whole_model_is_an_error_everywhere(sound: list[str], tmp_path: Path) -> None:
+    (tmp_path / "model" / "model.safetensors").unlink()
+    assert any("no weights" in error for error in errors(sound, here=False))
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert any("names no model_type" in error for error in errors(sound, here=False))
+    file = f"worker.actor.model.model_path={tmp_path / 'rows.jsonl'}"
+    assert errors([*sound, file], here=False) == [f"{file}: a file, where a folder is needed"]
+
+
+@pytest.mark.parametrize("name", ["/abs", "a/../../b", "a\nb"])
+def test_names_stay_below_the_place_of_all_runs(sound: list[str], name: str) -> None:
+    assert any("trainer.experiment_name" in e for e in errors([*sound, f"trainer.experiment_name={name}"]))
 
 
 def test_what_has_no_effect_is_said(sound: list[str]) -> None:

@@ -16,7 +16,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from seerl.checkpoint.store import STATE
+from seerl.checkpoint.store import STATE, Trained, load
+from seerl.config.schema import FsdpConfig, ModelConfig
+from seerl.errors import UserError
+from seerl.policy.model import load_model
 from tests.runs import ROOT, arguments, environment, metrics, seerl
 
 SAME = (
@@ -292,3 +295,47 @@ def test_vllm_trains_and_agrees_with_the_trainer_at_every_step(tmp_path: Path, t
     logged = metrics(tmp_path / "run")
     assert sorted(logged) == [1, 2, 3]
     assert all(step["rollout/logprob_diff_max"] < 1e-4 for step in logged.values())
+
+
+@pytest.mark.parametrize("damage", ["truncated", "no_metadata", "broken_json", "empty_json"])
+def test_a_damaged_checkpoint_is_one_message(
+    finished: Path, tmp_path: Path, tiny_qwen2_5_vl: Path, damage: str
+) -> None:
+    checkpoint = tmp_path / "global_step_6"
+    shutil.copytree(finished / "run" / "global_step_6", checkpoint)
+    state = checkpoint / "state"
+    if damage == "truncated":
+        for file in state.glob("*.distcp"):
+            file.write_bytes(file.read_bytes()[:5000])
+    elif damage == "no_metadata":
+        (state / ".metadata").unlink()
+    else:
+        (checkpoint / "trainer_state.json").write_text('{"step": 1, ' if damage == "broken_json" else "{}")
+    resume = {"trainer.load_checkpoint_path": checkpoint, "trainer.max_steps": 7}
+    done = seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **resume))
+    assert done.returncode == 2, done.stderr
+    assert "damaged" in done.stderr
+    assert "Traceback" not in done.stderr
+    exported = seerl("export", str(checkpoint), str(tmp_path / "out"))
+    assert exported.returncode == 2, exported.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(finished: Path, tiny_qwen2: Path) -> None:
+    model = load_model(ModelConfig(model_path=str(tiny_qwen2)), FsdpConfig(), torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.module.parameters())
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    other = Trained(module=model.module, optimizer=optimizer, scheduler=scheduler)
+    with pytest.raises(UserError, match="is of another model"):
+        load(finished / "run" / "global_step_6", other)
+
+
+def test_a_broken_tracker_file_costs_no_checkpoint(
+    finished: Path, tmp_path: Path, tiny_qwen2_5_vl: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    (tmp_path / "copy" / "run" / "checkpoint_tracker.json").write_text("{")
+    done = seerl("train", *arguments(tmp_path / "copy", tiny_qwen2_5_vl, **{"trainer.max_steps": 7}))
+    assert done.returncode == 0, done.stderr
+    assert "trainer.max_steps: 6 -> 7" in done.stderr
+    assert (tmp_path / "copy" / "run" / "global_step_7").is_dir()
