@@ -8,7 +8,6 @@ update, without waiting in between, so an interrupted step is as if it had not b
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +110,10 @@ class Trainer:
         """The step's optimizer steps; figures are means over them."""
         actor = self.run.config.worker.actor
         batches = optimizer_batches(groups, actor.global_batch_size) * actor.ppo_epochs
-        policy = self.run.policy
-        flops, start = policy.flops, time.perf_counter()
         with self._timer.stage("update_actor"):
-            figures = [policy.update(batch) for batch in batches]
-        rate = (policy.flops - flops) / (time.perf_counter() - start)
+            figures = [self.run.policy.update(batch) for batch in batches]
         names = {name for f in figures for name in f}
-        means = {name: float(np.mean([f[name] for f in figures if name in f])) for name in sorted(names)}
-        return means | {"perf/mfu_actor": rate / self.run.peak_flops}
+        return {name: float(np.mean([f[name] for f in figures if name in f])) for name in sorted(names)}
 
     async def _sync_weights(self) -> None:
         with self._timer.stage("sync"):
@@ -139,6 +134,8 @@ class Trainer:
             **rewards,
             **times,
             **memory_metrics(self.run.device),
+            "perf/mfu_actor": self.run.policy.take_flops()
+            / (times["timing_s/update_actor"] * self.run.peak_flops),
             "data/epoch": float(self.run.loader.epoch),
             "data/bad_rows": float(self._bad_rows),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator, Mapping
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -109,3 +110,12 @@ def _type_text(option: Any) -> str:
     if origin is Annotated:
         return " ".join([_type_text(arguments[0]), *(_bounds(rule) for rule in arguments[1:])]).strip()
     return _WORDS.get(option, getattr(option, "__name__", str(option)))
+
+
+def dotted(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(key.path, value) of nested mappings, an empty one as a value."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from dotted(inner, f"{prefix}{key}.")
+    else:
+        yield prefix.removesuffix("."), value

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from seerl.config.deprecated import replace_deprecated
-from seerl.config.keys import accepts, allowed, choices, is_section, known_keys, nearest_key
+from seerl.config.keys import accepts, allowed, choices, dotted, is_section, known_keys, nearest_key
 from seerl.config.schema import Config
 from seerl.config.yaml_values import read_yaml, write_yaml
 from seerl.errors import UserError
@@ -73,21 +73,12 @@ def dump_config(config: Config) -> str:
 
 def changed_keys(config: Config, dumped: str) -> list[str]:
     """`KEY: before -> now` for each key that differs from a configuration dumped before."""
-    before, now = (_flat(read_yaml(text)) for text in (dumped, dump_config(config)))
+    before, now = (dict(dotted(read_yaml(text))) for text in (dumped, dump_config(config)))
     return [
         f"{key}: {before.get(key)} -> {now.get(key)}"
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key)
     ]
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted keys."""
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        out |= _flat(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
-    return out
 
 
 def _require_key_and_value(argument: str) -> None:

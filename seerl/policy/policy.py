@@ -75,8 +75,7 @@ class Policy:
         self.banned = banned_token_ids(self.model.config, vocabulary)
         self.forward = make_forward(config, self.model, banned=self.banned, temperature=temperature)
         self._flops_of = TrainingFlops.of(self.model)
-        self.flops = 0.0
-        """Operations of all updates so far, for the model FLOPs utilization."""
+        self._flops = 0.0
         self.optimizer = make_optimizer(self.model.module.parameters(), config.optim)
         self.scheduler = make_scheduler(self.optimizer, config.optim, total_optimizer_steps)
         self.update_limit = micro_batch_limit(
@@ -101,7 +100,7 @@ class Policy:
         """
         metrics = StepMetrics()
         units = self.forward.units(self._teaching(batch.groups))
-        self.flops += self._flops_of(units, self.forward.share_prefix)
+        self._flops += self._flops_of(units, self.forward.share_prefix)
         for members in self.forward.cut(units, self.update_limit):
             chosen = [units[i] for i in members]
             packed = self.forward.pack(chosen)
@@ -123,6 +122,11 @@ class Policy:
             "actor/lr": lr,
             "actor/skipped_updates": float(not finite),
         }
+
+    def take_flops(self) -> float:
+        """Operations of the updates since the last call."""
+        flops, self._flops = self._flops, 0.0
+        return flops
 
     def _teaching(self, groups: Sequence[TrainingGroup]) -> Sequence[TrainingGroup]:
         """The groups that give a gradient: without KL and entropy terms those of zero advantage give none.

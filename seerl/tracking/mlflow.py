@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +19,7 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from seerl.config.keys import dotted
 from seerl.errors import UserError
 from seerl.secrets import redacted
 from seerl.tracking.text import COLUMNS, as_row, rgb_images
@@ -58,7 +59,7 @@ class MlflowTracker:
         experiment = self._client.get_experiment_by_name(info.project)
         number = experiment.experiment_id if experiment else self._client.create_experiment(info.project)
         run_id: str = self._client.create_run(number, run_name=info.experiment).info.run_id
-        params = [Param(_name(k)[:LONGEST_NAME], str(v)[:LONGEST_VALUE]) for k, v in _flat(info.config)]
+        params = [Param(_name(k)[:LONGEST_NAME], str(v)[:LONGEST_VALUE]) for k, v in dotted(info.config)]
         for start in range(0, len(params), PARAMS_AT_A_TIME):
             self._client.log_batch(run_id, params=params[start : start + PARAMS_AT_A_TIME])
         return run_id
@@ -115,11 +116,3 @@ def metric_name(name: str) -> str:
 
 def _name(part: str) -> str:
     return REFUSED.sub("_", part)
-
-
-def _flat(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}{key}.")
-    else:
-        yield prefix.removesuffix("."), value
