@@ -101,7 +101,7 @@ async def _train_until_signal(trainer: Trainer) -> None:
     if received:
         path = trainer.save() or trainer.last_checkpoint
         where = f"saved {path}" if path else "nothing was learned yet, so nothing was saved"
-        print(f"Stopped at step {trainer.step}: {where}. The same command resumes.", file=sys.stderr)
+        print(f"Stopped at step {trainer.step}: {where}. {trainer.how_to_resume}", file=sys.stderr)
         raise Interrupted(received[0])
 
 

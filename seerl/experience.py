@@ -14,7 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from seerl.algorithms.advantages import AdvantageInputs, advantages, returns_to_go, token_rewards
+from seerl.algorithms.advantages import (
+    AdvantageInputs,
+    advantages,
+    degenerate_groups,
+    returns_to_go,
+    token_rewards,
+)
 from seerl.algorithms.filtering import keep_group
 from seerl.algorithms.kl import kl_estimate
 from seerl.config.schema import AlgorithmConfig, Config
@@ -130,17 +136,20 @@ def with_advantages(
     config: AlgorithmConfig,
     groups: Sequence[ScoredGroup],
     *,
-    kl_coef: float,
-    weights: Mapping[str, float] | None = None,
-    old: Sequence[tuple[FloatArray, ...]] | None = None,
-    ref: Sequence[tuple[FloatArray, ...]] | None = None,
+    kl_coef: float | None,
+    weights: Mapping[str, float],
+    off_policy: bool,
+    policy: Sequence[tuple[FloatArray, ...]] | None,
+    ref: Sequence[tuple[FloatArray, ...]] | None,
 ) -> tuple[list[TrainingGroup], dict[str, float]]:
     """Advantages of every response token over the whole step, and the step's reward figures.
 
     Args:
-        kl_coef: taken off the token rewards times the KL estimate; 0 where there is no KL in the reward.
-        weights: of the rewards by name, for the estimators that look at each by itself; 1 if not named.
-        old, ref: per group, per response (T,) log-probabilities; both are needed for `kl_coef` > 0.
+        kl_coef: times the KL estimate it is taken off the token rewards; None: no KL in the reward.
+        weights: of a list of rewards by name, for the estimators that look at each by itself.
+        off_policy: whether `policy` goes into the groups, for the loss's ratio. On-policy the update takes
+            its own log-probabilities, so that the ratio is exactly 1.
+        policy, ref: per group, per response (T,) log-probabilities; both are needed for the KL.
     """
     lengths = [c.token_ids.size for g in groups for c in g.completions]
     lengths_R = torch.tensor(lengths)
@@ -148,21 +157,22 @@ def with_advantages(
     group_R = torch.tensor([i for i, g in enumerate(groups) for _ in g.completions])
     scores_R = torch.tensor([s.overall for g in groups for s in g.scores], dtype=torch.float32)
     penalty_M: torch.Tensor | None = None
-    metrics: dict[str, float] = {}
-    if kl_coef > 0 and old is not None and ref is not None:
-        kl_M = kl_estimate(config.kl_penalty, _flat(old), _flat(ref))
+    metrics = {"batch/degenerate_groups": float(degenerate_groups(scores_R, group_R))}
+    if kl_coef is not None:
+        assert policy is not None
+        assert ref is not None
+        kl_M = kl_estimate(config.kl_penalty, _flat(policy), _flat(ref))
         penalty_M = kl_coef * kl_M
-        metrics = {"critic/kl": float(kl_M.mean()), "critic/kl_coef": kl_coef}
-    names = sorted({name for g in groups for s in g.scores for name in s.parts})
+        metrics |= {"critic/kl": float(kl_M.mean()), "critic/kl_coef": kl_coef}
     components = {
-        name: torch.tensor([s.parts.get(name, 0.0) for g in groups for s in g.scores]) for name in names
+        name: torch.tensor([s.parts.get(name, 0.0) for g in groups for s in g.scores]) for name in weights
     }
     inputs = AdvantageInputs(
         token_rewards_M=token_rewards(scores_R, lengths_R, penalty_M),
         response_M=response_M,
         group_R=group_R,
         components=components,
-        component_weights={name: w for name, w in (weights or {}).items() if name in components},
+        component_weights=weights,
         gamma=config.gamma,
     )
     advantages_M = advantages(config.adv_estimator, inputs)
@@ -180,7 +190,7 @@ def with_advantages(
             prompt=g.prompt,
             completions=g.completions,
             advantages=tuple(next(pieces) for _ in g.completions),
-            old_logprobs=None if old is None else old[i],
+            old_logprobs=policy[i] if off_policy and policy is not None else None,
             ref_logprobs=None if ref is None else ref[i],
         )
         for i, g in enumerate(groups)

@@ -13,12 +13,10 @@ from seerl.types import ScoredGroup
 
 
 def group_metrics(groups: Sequence[ScoredGroup], *, max_prompt: int) -> dict[str, float]:
-    """Lengths in tokens, scores by name, and how many groups cannot teach because all their scores are
-    equal."""
+    """Lengths in tokens and scores by name."""
     prompts = np.array([g.prompt.token_ids.size for g in groups])
     responses = np.array([c.token_ids.size for g in groups for c in g.completions])
     cut = [c.finish_reason == "length" for g in groups for c in g.completions]
-    uniform = [max(s.overall for s in g.scores) == min(s.overall for s in g.scores) for g in groups]
     names = sorted({name for g in groups for s in g.scores for name in s.parts})
     return {
         **summary("prompt_length", prompts),
@@ -31,7 +29,6 @@ def group_metrics(groups: Sequence[ScoredGroup], *, max_prompt: int) -> dict[str
             for n in names
         },
         "batch/groups": float(len(groups)),
-        "batch/degenerate_groups": float(sum(uniform)),
         "perf/total_num_tokens": float(
             sum((g.prompt.token_ids.size * len(g.completions)) for g in groups) + responses.sum()
         ),
@@ -60,15 +57,19 @@ def timing_metrics(
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Memory in GiB: of this process and its children on the CPU side, and of the device's allocator."""
-    process = psutil.Process()
-    resident = process.memory_info().rss
-    for child in process.children(recursive=True):
+    """Memory in GiB: of this process and its children on the CPU side, and of the device's allocator.
+
+    A page that forked workers share counts once: it is divided among those that map it (PSS).
+    """
+    this = psutil.Process()
+    used = 0
+    for process in (this, *this.children(recursive=True)):
         try:
-            resident += child.memory_info().rss
-        except psutil.NoSuchProcess:
+            memory = process.memory_full_info()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    metrics = {"perf/cpu_memory_used_gb": resident / 2**30}
+        used += getattr(memory, "pss", memory.uss)
+    metrics = {"perf/cpu_memory_used_gb": used / 2**30}
     if device.type == "cuda":
         metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(device) / 2**30
         metrics["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved(device) / 2**30

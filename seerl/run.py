@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from seerl.algorithms.kl import FixedController, kl_controller
-from seerl.checkpoint.store import CheckpointStore, checkpoint_steps, read_trainer_state
+from seerl.checkpoint.store import CheckpointStore, newest_checkpoint, read_trainer_state
 from seerl.cluster.devices import local_device, peak_flops
 from seerl.config import Config, changed_keys, dump_config
 from seerl.data.loader import PromptLoader, ValidationSet
 from seerl.data.prompts import load_processor
 from seerl.errors import UserError
+from seerl.models.families import DTYPES
 from seerl.policy.loss import loss_settings
-from seerl.policy.model import DTYPES
 from seerl.policy.policy import Policy
 from seerl.policy.reference import Reference
 from seerl.reward.scorer import Scorer
@@ -37,7 +39,8 @@ class Run:
     device: torch.device
     peak_flops: float
     """Operations per second that the device can do at most in the type that the policy computes in."""
-    loader: PromptLoader
+    loader: PromptLoader | None
+    """None where nothing is trained (`trainer.val_only`)."""
     validation_set: ValidationSet | None
     policy: Policy
     reference: Reference | None
@@ -48,6 +51,8 @@ class Run:
     trackers: Trackers
     decode: Callable[[Sequence[int], bool], str]
     total_steps: int
+    opened: ExitStack = field(default_factory=ExitStack)
+    """Ends what runs beside this process's own work: engines and workers."""
 
     @property
     def off_policy(self) -> bool:
@@ -85,29 +90,39 @@ class Run:
         return Sampling(**settings)
 
     def close(self, exit_code: int) -> None:
-        """Ends engines, workers and trackers."""
-        for end in (self.engine.close, self.scorer.close, self.loader.close):
-            end()
-        self.trackers.finish(exit_code)
+        """Ends engines, workers and trackers; what one of them raises keeps none of the others open."""
+        with ExitStack() as ending:
+            ending.callback(self.trackers.finish, exit_code)
+            ending.push(self.opened)
 
 
 def build_run(config: Config) -> tuple[Run, Path | None]:
     """Builds every part, slow ones after the checks that can fail fast; also the checkpoint to resume from.
 
-    Data workers start before the model takes memory and threads.
+    Data workers are forked before the model takes memory and threads, at the place in the data where the run
+    goes on.
 
     Raises:
         UserError: whatever of the configuration does not fit this machine, the model or the data.
     """
+    with ExitStack() as opened:
+        run, checkpoint = _build(config, opened)
+        run.opened = opened.pop_all()
+    return run, checkpoint
+
+
+def _build(config: Config, opened: ExitStack) -> tuple[Run, Path | None]:
     device = local_device(config.trainer.n_gpus_per_node)
     folder = _run_folder(config)
     checkpoint = _checkpoint_to_resume(config, folder)
-    scorer_config = config.worker.reward
+    state = read_trainer_state(checkpoint) if checkpoint else {}
     processor, tokenizer = load_processor(config.worker.actor.model)
-    loader = PromptLoader(config.data, processor=processor, tokenizer=tokenizer, run_folder=folder)
-    loader.start()
     engine_name = chosen_engine(config.worker.rollout)
-    validation_set = None
+    loader = validation_set = None
+    if not config.trainer.val_only:
+        loader = PromptLoader(config.data, processor=processor, tokenizer=tokenizer, run_folder=folder)
+        if state and not state["model_only"]:
+            loader.load_state_dict(state["data"])
     if config.data.val_files:
         validation_set = ValidationSet(
             config.data,
@@ -116,22 +131,28 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
             with_features=engine_name == "transformers",
             run_folder=folder,
         )
+    for rows in (loader, validation_set):
+        if rows is not None:
+            opened.callback(rows.close)
+            rows.start()
 
     def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    scorer = Scorer(scorer_config, decode)
-    total_steps = planned_steps(config, loader.steps_per_epoch)
+    scorer = Scorer(config.worker.reward, decode)
+    opened.callback(scorer.close)
+    total_steps = planned_steps(config, loader.steps_per_epoch if loader else 0)
     policy, reference = _build_models(config, device, len(tokenizer), total_steps)
     engine = make_engine(
         config,
         engine_name,
         module=policy.module,
         device=device,
-        max_images=max(loader.max_images, validation_set.max_images if validation_set else 0),
+        max_images=max((rows.max_images for rows in (loader, validation_set) if rows is not None), default=0),
         end_token_ids=end_token_ids(config, policy.module, tokenizer),
         banned_token_ids=policy.banned,
     )
+    opened.callback(engine.close)
 
     def write_model_files(target: Path) -> None:
         policy.module.config.save_pretrained(target)  # type: ignore[union-attr, operator]
@@ -139,20 +160,6 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
             policy.module.generation_config.save_pretrained(target)  # type: ignore[union-attr, operator]
         (processor or tokenizer).save_pretrained(target)
 
-    state = read_trainer_state(checkpoint) if checkpoint else {}
-    trackers = make_trackers(
-        list(config.trainer.logger),
-        project=config.trainer.project_name,
-        experiment=config.trainer.experiment_name,
-        run_dir=folder,
-        config=config.model_dump(mode="json"),
-        total_steps=total_steps,
-        start_step=int(state.get("step", 0)),
-        # A checkpoint of another run's folder is where this one starts from; its tracked runs stay its own.
-        run_ids=state.get("trackers")
-        if checkpoint and checkpoint.parent.resolve() == folder.resolve()
-        else None,
-    )
     run = Run(
         config=config,
         device=device,
@@ -175,11 +182,28 @@ def build_run(config: Config) -> tuple[Run, Path | None]:
             write_model_files=write_model_files,
             config_yaml=dump_config(config),
         ),
-        trackers=trackers,
+        trackers=_start_trackers(config, folder, total_steps, checkpoint, state),
         decode=decode,
         total_steps=total_steps,
     )
     return run, checkpoint
+
+
+def _start_trackers(
+    config: Config, folder: Path, total_steps: int, checkpoint: Path | None, state: dict[str, Any]
+) -> Trackers:
+    # A checkpoint of another run's folder is where this one starts from; its tracked runs stay its own.
+    own = checkpoint is not None and checkpoint.parent.resolve() == folder.resolve()
+    return make_trackers(
+        list(config.trainer.logger),
+        project=config.trainer.project_name,
+        experiment=config.trainer.experiment_name,
+        run_dir=folder,
+        config=config.model_dump(mode="json"),
+        total_steps=total_steps,
+        start_step=int(state.get("step", 0)),
+        run_ids=state.get("trackers") if own else None,
+    )
 
 
 def planned_steps(config: Config, steps_per_epoch: int) -> int:
@@ -201,7 +225,7 @@ def _build_models(
         total_optimizer_steps=total_steps * batches * actor.ppo_epochs,
         sequence_length=data.max_prompt_length + data.max_response_length,
     )
-    if config.algorithm.disable_kl or config.algorithm.kl_coef == 0:
+    if config.algorithm.disable_kl or config.algorithm.kl_coef == 0 or config.trainer.val_only:
         return policy, None
     reference = Reference(
         actor,
@@ -245,10 +269,10 @@ def _checkpoint_to_resume(config: Config, folder: Path) -> Path | None:
     if config.trainer.load_checkpoint_path:
         path = Path(config.trainer.load_checkpoint_path)
     else:
-        steps = checkpoint_steps(folder) if config.trainer.find_last_checkpoint else []
-        if not steps:
+        newest = newest_checkpoint(folder) if config.trainer.find_last_checkpoint else None
+        if newest is None:
             return None
-        path = folder / f"global_step_{steps[-1]}"
+        path = newest
     read_trainer_state(path)
     _say_what_changed(config, path)
     return path

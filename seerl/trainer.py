@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from seerl.checkpoint.store import Trained, load
+from seerl.checkpoint.store import Trained, load, newest_checkpoint
 from seerl.experience import Collected, collect, optimizer_batches, with_advantages
 from seerl.metrics import group_metrics, memory_metrics, timing_metrics
 from seerl.run import Run
@@ -31,42 +31,41 @@ class Trainer:
         self.run = run
         self.step = 0
         self._saved_step: int | None = None
-        self._best: float | None = None
-        self._last_score = float("-inf")
-        self._data_state: dict[str, Any] = run.loader.state_dict()
+        self._validated: tuple[int, float] | None = None
+        self._data_state: dict[str, Any] = run.loader.state_dict() if run.loader else {}
         self._timer = StageTimer()
 
     async def train(self) -> None:
-        """Runs to the last step: validates and saves along the way as configured, and at the end."""
-        trainer = self.run.config.trainer
+        """Runs to the last step: saves and validates along the way as configured, and at the end."""
+        trainer, last = self.run.config.trainer, self.run.total_steps
         await self._sync_weights()
-        validated = None
         if trainer.val_only or (trainer.val_before_train and self.step == 0):
-            validated = await self._validate()
+            await self._validate()
         if trainer.val_only:
             return
-        if self.step >= self.run.total_steps:
+        if self.step >= last:
             log.info(
                 "step %d of %d: already trained; raise trainer.max_steps or trainer.total_epochs to go on",
                 self.step,
-                self.run.total_steps,
+                last,
             )
-        while self.step < self.run.total_steps:
-            metrics = await self._step()
-            self.run.trackers.log(metrics, self.step)
-            if trainer.val_freq > 0 and self.step % trainer.val_freq == 0:
-                validated = await self._validate()
-            if trainer.save_freq > 0 and self.step % trainer.save_freq == 0:
-                self.save(best=self._is_best(validated))
-        if validated != self.step:
             await self._validate()
-        if self._saved_step != self.step:
-            self.save()
+        while self.step < last:
+            self.run.trackers.log(await self._step(), self.step)
+            # Saved first: whatever goes wrong in a validation, what was learned is there.
+            if self.step == last or self._due(trainer.save_freq):
+                self.save()
+            if self.step == last or self._due(trainer.val_freq):
+                await self._validate()
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
 
     async def _step(self) -> dict[str, float]:
         """One step: prompts to answers to scores to advantages to new weights, and the weights to the
         engine."""
         run, timer = self.run, self._timer
+        assert run.loader is not None
         with timer.stage("step"):
             run.trackers.stage("generating")
             collected = await collect(
@@ -85,11 +84,11 @@ class Trainer:
         """The passes that the configured mathematics needs, and the advantages."""
         run, algorithm = self.run, self.run.config.algorithm
         kl_in_reward = run.reference is not None and not algorithm.use_kl_loss
-        old: list[tuple[FloatArray, ...]] | None = None
+        policy: list[tuple[FloatArray, ...]] | None = None
         ref: list[tuple[FloatArray, ...]] | None = None
         if run.off_policy or kl_in_reward:
             with self._timer.stage("old"):
-                old = run.policy.logprobs(groups)
+                policy = run.policy.logprobs(groups)
         if run.reference is not None:
             with self._timer.stage("ref"):
                 ref = run.reference.logprobs(groups)
@@ -97,13 +96,14 @@ class Trainer:
             learnable, metrics = with_advantages(
                 algorithm,
                 groups,
-                kl_coef=run.kl.value if kl_in_reward else 0.0,
+                kl_coef=run.kl.value if kl_in_reward else None,
                 weights=run.scorer.weights,
-                old=old,
+                off_policy=run.off_policy,
+                policy=policy,
                 ref=ref,
             )
         if kl_in_reward:
-            run.kl.update(metrics["critic/kl"], len(groups) * run.config.worker.rollout.n)
+            run.kl.update(metrics["critic/kl"], sum(len(g.completions) for g in groups))
         return learnable, metrics
 
     def _update(self, groups: list[TrainingGroup]) -> dict[str, float]:
@@ -134,36 +134,37 @@ class Trainer:
             **rewards,
             **times,
             **memory_metrics(self.run.device),
-            "perf/mfu_actor": self.run.policy.take_flops()
-            / (times["timing_s/update_actor"] * self.run.peak_flops),
-            "data/epoch": float(self.run.loader.epoch),
+            **self._utilization(times["timing_s/update_actor"]),
+            "data/epoch": float(self.run.loader.epoch if self.run.loader else 0),
             "data/bad_rows": float(self._bad_rows),
         }
 
+    def _utilization(self, seconds: float) -> dict[str, float]:
+        flops = self.run.policy.take_flops()
+        return {} if flops is None else {"perf/mfu_actor": flops / (seconds * self.run.peak_flops)}
+
     @property
     def _bad_rows(self) -> int:
-        validation = self.run.validation_set
-        return len(self.run.loader.bad_rows) + (len(validation.bad_rows) if validation else 0)
+        sets = (self.run.loader, self.run.validation_set)
+        return sum(len(one.bad_rows) for one in sets if one is not None)
 
-    async def _validate(self) -> int | None:
-        """Validates the present weights and logs the result; the step it was done at, None without a set."""
+    async def _validate(self) -> None:
+        """Validates the present weights, if there is a set to do it on, and logs the result."""
         run = self.run
         if run.validation_set is None:
-            return None
+            return
         run.trackers.stage("validating")
         metrics, generations = await validate(run)
         run.trackers.log(metrics, self.step)
         run.trackers.log_generations(generations, self.step)
-        self._last_score = metrics["val/reward_score"]
-        return self.step
+        self._validated = self.step, metrics["val/reward_score"]
+        self._note_score()
 
-    def _is_best(self, validated: int | None) -> bool:
-        if validated != self.step or (self._best is not None and self._last_score <= self._best):
-            return False
-        self._best = self._last_score
-        return True
+    def _note_score(self) -> None:
+        if self._validated is not None and self._validated[0] == self.step == self._saved_step:
+            self.run.checkpoints.note_score(*self._validated)
 
-    def save(self, *, best: bool = False) -> Path | None:
+    def save(self) -> Path | None:
         """Writes a checkpoint of the last finished step; None where nothing has been learned since the last
         one."""
         if self.step == 0 or self._saved_step == self.step:
@@ -173,35 +174,37 @@ class Trainer:
         state = {
             "data": self._data_state,
             "kl": run.kl.state_dict(),
-            "best_score": self._best,
             "trackers": run.trackers.state_dict(),
-            "scheduler": run.policy.scheduler.state_dict(),
+            "optimizer_steps": run.policy.optimizer_steps,
         }
-        path = run.checkpoints.save(
-            self.step, self._trained(), state, model_only=run.config.trainer.save_model_only, best=best
-        )
+        path = run.checkpoints.save(self.step, self._trained(run.config.trainer.save_model_only), state)
         self._saved_step = self.step
         log.info("checkpoint saved: %s", path)
+        self._note_score()
         return path
 
     def resume(self, path: Path) -> None:
-        """Continues from a checkpoint as if nothing had come between."""
-        state = load(path, self._trained())
-        self.step = int(state["step"])
+        """Continues from a checkpoint as if nothing had come between; `build_run` has placed the loader."""
+        state = load(path, self._trained(weights_only=self.run.config.trainer.val_only))
+        self.step = self._saved_step = int(state["step"])
         log.info("resumed from %s", path)
-        if state["model_only"]:
-            return
-        self._saved_step = self.step
-        self._best = state["best_score"]
-        self.run.kl.load_state_dict(state["kl"])
-        self.run.loader.load_state_dict(state["data"])
-        self._data_state = state["data"]
+        if not state["model_only"]:
+            self.run.policy.set_progress(int(state["optimizer_steps"]))
+            self.run.kl.load_state_dict(state["kl"])
 
     @property
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint of the run's folder."""
-        return self.run.checkpoints.latest()
+        return newest_checkpoint(self.run.checkpoints.folder)
 
-    def _trained(self) -> Trained:
+    @property
+    def how_to_resume(self) -> str:
+        """What a user types to go on from the last checkpoint."""
+        trainer, path = self.run.config.trainer, self.last_checkpoint
+        if trainer.find_last_checkpoint and not trainer.load_checkpoint_path:
+            return "The same command resumes."
+        return f"To go on from there: trainer.load_checkpoint_path={path}" if path else ""
+
+    def _trained(self, weights_only: bool) -> Trained:
         policy = self.run.policy
-        return Trained(module=policy.module, optimizer=policy.optimizer, scheduler=policy.scheduler)
+        return Trained(module=policy.module, optimizer=None if weights_only else policy.optimizer)

@@ -21,3 +21,16 @@ def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny_models import make_tiny_qwen2
 
     return make_tiny_qwen2(tmp_path_factory.mktemp("models") / "tiny-qwen2")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_qwen2_5_vl: Path) -> Path:
+    """A whole run of six steps that was never interrupted, saved every second step."""
+    from tests.runs import arguments, seerl
+
+    folder = tmp_path_factory.mktemp("finished")
+    done = seerl(
+        "train", *arguments(folder, tiny_qwen2_5_vl, **{"trainer.max_steps": 6, "trainer.save_freq": 2})
+    )
+    assert done.returncode == 0, done.stderr
+    return folder

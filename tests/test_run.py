@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,10 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from seerl.checkpoint.store import STATE, Trained, load
-from seerl.config.schema import FsdpConfig, ModelConfig
-from seerl.errors import UserError
-from seerl.policy.model import load_model
+from seerl.checkpoint.store import STATE
 from tests.runs import ROOT, arguments, environment, metrics, seerl
 
 SAME = (
@@ -30,17 +26,6 @@ SAME = (
     "actor/lr",
     "response_length/mean",
 )
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, tiny_qwen2_5_vl: Path) -> Path:
-    """A whole run of six steps that was never interrupted, saved every second step."""
-    folder = tmp_path_factory.mktemp("finished")
-    done = seerl(
-        "train", *arguments(folder, tiny_qwen2_5_vl, **{"trainer.max_steps": 6, "trainer.save_freq": 2})
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 def test_a_run_logs_every_step_and_leaves_checkpoints(finished: Path) -> None:
@@ -163,17 +148,6 @@ def test_export_is_a_folder_that_transformers_loads_with_the_trained_weights(
     assert "not empty" in again.stderr
 
 
-def test_model_only_checkpoints_are_resumed_as_weights_alone_and_said_so(
-    tmp_path: Path, tiny_qwen2_5_vl: Path
-) -> None:
-    settings = {"trainer.max_steps": 2, "trainer.save_model_only": "true"}
-    assert seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **settings)).returncode == 0
-    more = seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **{**settings, "trainer.max_steps": 3}))
-    assert more.returncode == 0, more.stderr
-    assert "weights only" in more.stdout + more.stderr
-    assert sorted(metrics(tmp_path / "run")) == [1, 2, 3]
-
-
 def test_off_policy_steps_kl_loss_and_text_only_models_run(tmp_path: Path, tiny_qwen2: Path) -> None:
     args = arguments(
         tmp_path,
@@ -251,26 +225,6 @@ def test_a_reward_file_with_a_syntax_error_is_refused_with_its_line(
     assert "Traceback" not in done.stderr
 
 
-def test_a_full_disk_while_saving_is_one_message_and_leaves_nothing_half_written(
-    tmp_path: Path, tiny_qwen2_5_vl: Path
-) -> None:
-    """A limit on file sizes stands in for the full disk: the write fails in the same place."""
-    args = arguments(
-        tmp_path, tiny_qwen2_5_vl, **{"trainer.max_steps": 1, "trainer.val_before_train": "false"}
-    )
-    limit = 1 << 20  # bytes; the checkpoint takes about five times as much
-
-    def small_files() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    done = seerl("train", *args, preexec_fn=small_files)
-    assert done.returncode == 2, done.stderr
-    assert "could not be written" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list((tmp_path / "run").glob("*global_step_*"))
-
-
 def test_the_command_that_easyr1_users_type_runs_seerl(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:
     args = arguments(
         tmp_path, tiny_qwen2_5_vl, **{"trainer.max_steps": 1, "trainer.val_before_train": "false"}
@@ -295,47 +249,3 @@ def test_vllm_trains_and_agrees_with_the_trainer_at_every_step(tmp_path: Path, t
     logged = metrics(tmp_path / "run")
     assert sorted(logged) == [1, 2, 3]
     assert all(step["rollout/logprob_diff_max"] < 1e-4 for step in logged.values())
-
-
-@pytest.mark.parametrize("damage", ["truncated", "no_metadata", "broken_json", "empty_json"])
-def test_a_damaged_checkpoint_is_one_message(
-    finished: Path, tmp_path: Path, tiny_qwen2_5_vl: Path, damage: str
-) -> None:
-    checkpoint = tmp_path / "global_step_6"
-    shutil.copytree(finished / "run" / "global_step_6", checkpoint)
-    state = checkpoint / "state"
-    if damage == "truncated":
-        for file in state.glob("*.distcp"):
-            file.write_bytes(file.read_bytes()[:5000])
-    elif damage == "no_metadata":
-        (state / ".metadata").unlink()
-    else:
-        (checkpoint / "trainer_state.json").write_text('{"step": 1, ' if damage == "broken_json" else "{}")
-    resume = {"trainer.load_checkpoint_path": checkpoint, "trainer.max_steps": 7}
-    done = seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **resume))
-    assert done.returncode == 2, done.stderr
-    assert "damaged" in done.stderr
-    assert "Traceback" not in done.stderr
-    exported = seerl("export", str(checkpoint), str(tmp_path / "out"))
-    assert exported.returncode == 2, exported.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_checkpoint_of_another_model_is_refused(finished: Path, tiny_qwen2: Path) -> None:
-    model = load_model(ModelConfig(model_path=str(tiny_qwen2)), FsdpConfig(), torch.device("cpu"))
-    optimizer = torch.optim.AdamW(model.module.parameters())
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    other = Trained(module=model.module, optimizer=optimizer, scheduler=scheduler)
-    with pytest.raises(UserError, match="is of another model"):
-        load(finished / "run" / "global_step_6", other)
-
-
-def test_a_broken_tracker_file_costs_no_checkpoint(
-    finished: Path, tmp_path: Path, tiny_qwen2_5_vl: Path
-) -> None:
-    shutil.copytree(finished, tmp_path / "copy")
-    (tmp_path / "copy" / "run" / "checkpoint_tracker.json").write_text("{")
-    done = seerl("train", *arguments(tmp_path / "copy", tiny_qwen2_5_vl, **{"trainer.max_steps": 7}))
-    assert done.returncode == 0, done.stderr
-    assert "trainer.max_steps: 6 -> 7" in done.stderr
-    assert (tmp_path / "copy" / "run" / "global_step_7").is_dir()

@@ -19,7 +19,9 @@ def accuracy_reward(response: str, ground_truth: Any) -> float:
 
 
 def soft_overlong_punishment(length: int, max_length: int, buffer_length: int) -> float:
-    """0 up to the buffer before the limit, then falling to -1 at the limit."""
+    """0 up to the buffer before the limit, then falling to -1 at the limit; always 0 without a buffer."""
+    if buffer_length == 0:
+        return 0.0
     return max(-1.0, min(0.0, (max_length - buffer_length - length) / buffer_length))
 
 

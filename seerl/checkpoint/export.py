@@ -7,13 +7,11 @@ from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers import AutoConfig
 
-from seerl.checkpoint.store import HUGGINGFACE, checkpoint_steps, load_tensors, read_trainer_state
+from seerl.checkpoint.store import HUGGINGFACE, load_tensors, newest_checkpoint, read_trainer_state
 from seerl.errors import UserError
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+from seerl.models.families import DTYPES, auto_model
 
 
 def export(checkpoint: Path, out: Path, *, dtype: str | None = None, trust_remote_code: bool = False) -> Path:
@@ -28,7 +26,7 @@ def export(checkpoint: Path, out: Path, *, dtype: str | None = None, trust_remot
     """
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: allowed is {', '.join(DTYPES)}")
-    checkpoint = _newest(checkpoint)
+    checkpoint = newest_checkpoint(checkpoint) or checkpoint
     read_trainer_state(checkpoint)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give a folder that is empty or not there yet")
@@ -36,9 +34,7 @@ def export(checkpoint: Path, out: Path, *, dtype: str | None = None, trust_remot
         raise UserError(f"{out} is not empty; give another folder or remove it first")
     source = checkpoint / HUGGINGFACE
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-    multimodal = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    auto = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
-    model = auto.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    model = auto_model(config).from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     tensors = {"model": get_model_state_dict(model)}
     load_tensors(tensors, checkpoint)
     set_model_state_dict(model, tensors["model"])
@@ -55,8 +51,3 @@ def export(checkpoint: Path, out: Path, *, dtype: str | None = None, trust_remot
         shutil.rmtree(partial, ignore_errors=True)
         raise UserError(f"{out} could not be written: {error.strerror or error}") from error
     return out
-
-
-def _newest(folder: Path) -> Path:
-    steps = checkpoint_steps(folder)
-    return folder / f"global_step_{steps[-1]}" if steps else folder

@@ -1,12 +1,11 @@
 """Checkpoints in a folder: `global_step_N/`, each whole or not there at all.
 
-    global_step_N/state/            weights, optimizer and schedule (torch.distributed.checkpoint: loads on
-    any
-                                    number of ranks)
-    global_step_N/huggingface/      configuration, tokenizer and processor, for `seerl export`
-    global_step_N/trainer_state.json  step, place in the data, controllers, tracked runs
-    global_step_N/config.yaml       the run's configuration
-    checkpoint_tracker.json         the last and the best step
+    global_step_N/state/              weights and optimizer (torch.distributed.checkpoint: loads on any number
+                                      of ranks)
+    global_step_N/huggingface/        configuration, tokenizer and processor, for `seerl export`
+    global_step_N/trainer_state.json  step, place in the data and the schedule, controllers, tracked runs
+    global_step_N/config.yaml         the run's configuration
+    checkpoint_tracker.json           the last step, the best one and its validation score
 
 A checkpoint is written beside its place and renamed into it; older ones are removed only after that, and the
 best one never.
@@ -58,11 +57,10 @@ STATE, HUGGINGFACE, TRAINER_STATE = "state", "huggingface", "trainer_state.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The parts of the policy that a checkpoint holds."""
+    """The parts of the policy that a checkpoint holds; without `optimizer` the weights alone."""
 
     module: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
+    optimizer: torch.optim.Optimizer | None = None
 
 
 class CheckpointStore:
@@ -83,59 +81,66 @@ class CheckpointStore:
         self._write_model_files = write_model_files
         self._config_yaml = config_yaml
 
-    def save(
-        self,
-        step: int,
-        trained: Trained,
-        trainer_state: dict[str, Any],
-        *,
-        model_only: bool = False,
-        best: bool = False,
-    ) -> Path:
+    def save(self, step: int, trained: Trained, trainer_state: dict[str, Any]) -> Path:
         """Writes `global_step_{step}`, then removes what `limit` no longer keeps. Returns its folder.
 
         Raises:
             UserError: when the disk is full or not writable; what was there before is untouched.
         """
         final = self.folder / f"global_step_{step}"
-        partial = self.folder / f".global_step_{step}.partial"
-        with _written_whole(partial, final):
-            (partial / HUGGINGFACE).mkdir(parents=True)
-            save_tensors(_tensors(trained, model_only), partial / STATE)
-            self._write_model_files(partial / HUGGINGFACE)
-            (partial / "config.yaml").write_text(self._config_yaml, encoding="utf-8")
-            state = {**trainer_state, "step": step, "model_only": model_only}
-            (partial / TRAINER_STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-            self._update_tracker(step, best)
+        try:
+            with _written_whole(final) as partial:
+                (partial / HUGGINGFACE).mkdir()
+                save_tensors(_tensors(trained), partial / STATE)
+                self._write_model_files(partial / HUGGINGFACE)
+                (partial / "config.yaml").write_text(self._config_yaml, encoding="utf-8")
+                state = {**trainer_state, "step": step, "model_only": trained.optimizer is None}
+                (partial / TRAINER_STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+            self._update_tracker(last_global_step=step)
+        except (Exception, dcp.api.CheckpointException) as error:  # the latter is no Exception
+            cause = _os_error(error)
+            if cause is None:
+                raise
+            raise UserError(_disk_message(cause, final)) from error
         self._prune(step)
         return final
 
-    def latest(self) -> Path | None:
-        """The newest whole checkpoint."""
-        steps = self._steps()
-        return self.folder / f"global_step_{max(steps)}" if steps else None
+    def note_score(self, step: int, score: float) -> None:
+        """Takes note of what a saved step reached in validation; the first of the highest is the best."""
+        best = self.best()
+        if best is None or score > best[1]:
+            self._update_tracker(best_global_step=step, best_score=score)
+            self._prune(step)
 
-    def best_step(self) -> int | None:
-        return _read_tracker(self.folder).get("best_global_step")
+    def best(self) -> tuple[int, float] | None:
+        """The step that reached the highest validation score of those saved here, and the score."""
+        tracker = _read_tracker(self.folder)
+        step, score = tracker.get("best_global_step"), tracker.get("best_score")
+        if isinstance(step, int) and isinstance(score, (int, float)) and step in self._steps():
+            return step, float(score)
+        return None
 
     def _steps(self) -> list[int]:
         return checkpoint_steps(self.folder)
 
-    def _update_tracker(self, step: int, best: bool) -> None:
-        tracker = _read_tracker(self.folder)
-        tracker["last_global_step"] = step
-        if best:
-            tracker["best_global_step"] = step
+    def _update_tracker(self, **entries: float) -> None:
         partial = self.folder / f".{TRACKER}.partial"
-        partial.write_text(json.dumps(tracker, indent=1), encoding="utf-8")
+        partial.write_text(json.dumps(_read_tracker(self.folder) | entries, indent=1), encoding="utf-8")
         partial.replace(self.folder / TRACKER)
 
     def _prune(self, newest: int) -> None:
         if self.limit < 1:
             return
-        keep = set(sorted(self._steps())[-self.limit :]) | {newest, self.best_step()}
+        best = self.best()
+        keep = {*sorted(self._steps())[-self.limit :], newest, *(best[:1] if best else ())}
         for step in set(self._steps()) - keep:
             shutil.rmtree(self.folder / f"global_step_{step}")
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The whole checkpoint of the latest step in a folder."""
+    steps = checkpoint_steps(folder)
+    return folder / f"global_step_{steps[-1]}" if steps else None
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -147,23 +152,27 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 def load(path: Path, trained: Trained) -> dict[str, Any]:
-    """Puts a checkpoint's weights, optimizer and schedule in place; returns its trainer state.
+    """Puts a checkpoint's weights and its optimizer's moments in place; returns its trainer state.
 
-    A model-only checkpoint gives weights alone, and says so; `model_only` in the result tells.
+    Learning rate, betas and weight decay stay those that the optimizer was made with. A model-only checkpoint
+    gives weights alone, and says so; `model_only` in the result tells.
 
     Raises:
         UserError: for a folder that is no checkpoint, or one of another model.
     """
     trainer_state = read_trainer_state(path)
-    model_only = bool(trainer_state["model_only"])
-    tensors = _tensors(trained, model_only)
+    optimizer = trained.optimizer
+    if trainer_state["model_only"] and optimizer is not None:
+        log.warning("%s holds weights only: optimizer, schedule and the place in the data start afresh", path)
+        optimizer = None
+    tensors = _tensors(Trained(module=trained.module, optimizer=optimizer))
     load_tensors(tensors, path)
     set_model_state_dict(trained.module, tensors["model"])
-    if model_only:
-        log.warning("%s holds weights only: optimizer, schedule and the place in the data start afresh", path)
-    else:
-        set_optimizer_state_dict(trained.module, trained.optimizer, tensors["optimizer"])
-        trained.scheduler.load_state_dict(trainer_state["scheduler"])
+    if optimizer is not None:
+        configured = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        set_optimizer_state_dict(trained.module, optimizer, tensors["optimizer"])
+        for group, settings in zip(optimizer.param_groups, configured, strict=True):
+            group.update(settings)
     return trainer_state
 
 
@@ -186,8 +195,13 @@ def load_tensors(tensors: dict[str, Any], path: Path) -> None:
     except DAMAGE as error:
         raise UserError(
             f"checkpoint {path} does not fit this model or is damaged: {_cause(error)}. "
-            "Earlier ones can be named by trainer.load_checkpoint_path"
+            f"Checkpoints beside it: {_beside(path)}"
         ) from error
+
+
+def _beside(path: Path) -> str:
+    others = [s for s in checkpoint_steps(path.parent) if path.name != f"global_step_{s}"]
+    return ", ".join(f"global_step_{s}" for s in others) or "none"
 
 
 def _require_same_model(wanted: dict[str, torch.Tensor], path: Path) -> None:
@@ -236,16 +250,16 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
         state = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({_cause(error)}): the checkpoint is damaged") from error
-    wanted = {"step", "model_only", "data", "kl", "best_score", "scheduler"}
+    wanted = {"step", "model_only", "data", "kl", "optimizer_steps"}
     if not isinstance(state, dict) or (lost := wanted - state.keys()):
         missing = ", ".join(sorted(lost)) if isinstance(state, dict) else "everything"
         raise UserError(f"{file} lacks {missing}: the checkpoint is damaged")
     return state
 
 
-def _tensors(trained: Trained, model_only: bool) -> dict[str, Any]:
+def _tensors(trained: Trained) -> dict[str, Any]:
     tensors: dict[str, Any] = {"model": get_model_state_dict(trained.module)}
-    if not model_only:
+    if trained.optimizer is not None:
         tensors["optimizer"] = get_optimizer_state_dict(trained.module, trained.optimizer)
     return tensors
 
@@ -262,33 +276,40 @@ def _read_tracker(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _written_whole(partial: Path, final: Path) -> Iterator[None]:
-    """Runs the block that fills `partial`, then makes it `final`; on a failure leaves neither half behind."""
+def _written_whole(final: Path) -> Iterator[Path]:
+    """Gives a folder to fill, then makes it `final`; on a failure `final` is as it was.
+
+    What a run that was killed left half-written in the same place is removed. The same step again, after a
+    resume from an earlier one, replaces the one there.
+    """
+    partial, old = (final.with_name(f".{final.name}.{state}") for state in ("partial", "old"))
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in (*final.parent.glob(".global_step_*.partial"), *final.parent.glob(".global_step_*.old")):
+            shutil.rmtree(left)
         partial.mkdir(parents=True)
-        yield
-        if final.exists():  # the same step again, after a resume from an earlier one
-            shutil.rmtree(final)
+        yield partial
+        if final.exists():
+            final.rename(old)
         partial.rename(final)
         _sync_folder(final.parent)
-    except BaseException as error:
+    except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        cause = _os_error(error)
-        if cause is None:
-            raise
-        raise UserError(_disk_message(cause, final)) from error
+        if old.exists() and not final.exists():
+            old.rename(final)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _disk_message(error: OSError, final: Path) -> str:
     folder = final.parent if final.parent.exists() else Path()
     free = shutil.disk_usage(folder).free / 2**30
+    newest = newest_checkpoint(folder)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     what = "the disk is full" if full else os.strerror(error.errno or 0)
     return (
-        f"checkpoint {final} could not be written: {what} ({free:.2f} GiB free). Earlier ones are intact. "
-        "Free space, lower trainer.save_limit, set trainer.save_model_only=true or another "
-        "trainer.save_checkpoint_path, then run the same command again to resume"
+        f"checkpoint {final} could not be written: {what} ({free:.2f} GiB free). The last whole one: "
+        f"{newest or 'none'}. Free space, lower trainer.save_limit, set trainer.save_model_only=true or "
+        "another trainer.save_checkpoint_path"
     )
 
 

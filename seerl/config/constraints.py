@@ -93,7 +93,10 @@ def _nearest(value: int, legal: list[int]) -> str:
 def _groups(config: Config) -> Iterator[str]:
     """worker.rollout.n is more than 1 where algorithm.adv_estimator compares the responses of a group.
     algorithm.filter_low is below algorithm.filter_high.
-    algorithm.kl_horizon and algorithm.kl_target are above 0 where algorithm.kl_type is adaptive.
+    algorithm.kl_target is above 0 and algorithm.kl_horizon above a fifth of a step's responses where
+    algorithm.kl_type is adaptive.
+    worker.reward.reward_function is a list of rewards where algorithm.adv_estimator is gdpo, and the KL term
+    is then in the loss (algorithm.use_kl_loss) or off (algorithm.disable_kl).
     worker.rollout.temperature is above 0 in training.
     trainer.critic_warmup is 0 unless algorithm.adv_estimator is gae.
     """
@@ -108,8 +111,9 @@ def _groups(config: Config) -> Iterator[str]:
             f"algorithm.filter_low={algorithm.filter_low} is not below "
             f"algorithm.filter_high={algorithm.filter_high}"
         )
-    if algorithm.kl_type == "adaptive" and not (algorithm.kl_horizon and algorithm.kl_target):
-        yield "algorithm.kl_type=adaptive needs algorithm.kl_horizon and algorithm.kl_target above 0"
+    yield from _adaptive_kl(config)
+    if algorithm.adv_estimator == "gdpo":
+        yield from _gdpo(config)
     if rollout.temperature == 0 and not config.trainer.val_only:
         yield (
             "worker.rollout.temperature=0: all responses to a prompt would be the same, and nothing would be "
@@ -119,6 +123,35 @@ def _groups(config: Config) -> Iterator[str]:
         yield (
             f"trainer.critic_warmup={config.trainer.critic_warmup}: there is no critic with "
             f"algorithm.adv_estimator={algorithm.adv_estimator}; set it to 0"
+        )
+
+
+def _adaptive_kl(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.kl_type != "adaptive":
+        return
+    if not algorithm.kl_target > 0:
+        yield "algorithm.kl_type=adaptive needs algorithm.kl_target above 0"
+    responses = config.data.rollout_batch_size * config.worker.rollout.n
+    if not algorithm.kl_horizon > responses / 5:
+        yield (
+            f"algorithm.kl_horizon={algorithm.kl_horizon} must be above a fifth of the {responses} responses "
+            "of a step, or one step could take the adaptive KL coefficient to 0 for good; 10000 is usual"
+        )
+
+
+def _gdpo(config: Config) -> Iterator[str]:
+    algorithm, given = config.algorithm, config.worker.reward.reward_function
+    if isinstance(given, str) or (given is not None and len(given) < 2):
+        yield (
+            "algorithm.adv_estimator=gdpo normalises several rewards one by one: make "
+            "worker.reward.reward_function a list of two or more, such as "
+            "[{function: a.py:accuracy}, {function: a.py:format, weight: 0.1}], or use grpo"
+        )
+    if not (algorithm.disable_kl or algorithm.use_kl_loss or algorithm.kl_coef == 0):
+        yield (
+            "algorithm.adv_estimator=gdpo normalises the rewards without a KL penalty in them; set "
+            "algorithm.use_kl_loss=true or algorithm.disable_kl=true"
         )
 
 

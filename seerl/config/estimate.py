@@ -31,7 +31,7 @@ from seerl.config.schema import Config
 GIB = 2**30
 TRAINING = ("gradients", "activations")
 GENERATING = ("engine", "KV cache")
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "bfloat16": 2, "float16": 2, "float32": 4, "auto": 2}
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "auto": 2}
 _ADVICE = {
     "weights": "take a smaller model, or set worker.actor.fsdp.torch_dtype=bf16",
     "gradients": "take a smaller model, or set worker.actor.fsdp.torch_dtype=bf16",

@@ -18,6 +18,7 @@ def _short_name(given: Any) -> Any:
 
 
 Dtype = Annotated[Literal["bf16", "fp16", "fp32"], BeforeValidator(_short_name)]
+EngineDtype = Annotated[Literal["auto", "bf16", "fp16", "fp32"], BeforeValidator(_short_name)]
 
 
 class LoraConfig(Section):

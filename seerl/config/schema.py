@@ -15,6 +15,7 @@ from seerl.config.frozen import FrozenDict, Mapping
 from seerl.config.model_schema import (
     ActorConfig,
     CriticConfig,
+    EngineDtype,
     FsdpConfig,
     LoraConfig,
     ModelConfig,
@@ -187,7 +188,7 @@ class RolloutConfig(Section):
     """Go on to max_response_length whatever the model says."""
     limit_images: int = Field(0, ge=0)
     """Most images per prompt; 0: what the data needs."""
-    dtype: Literal["auto", "bf16", "fp16", "fp32", "bfloat16", "float16", "float32"] = "bf16"
+    dtype: EngineDtype = "bf16"
     """Type the engine computes in."""
     gpu_memory_utilization: float = Field(0.6, gt=0, le=1)
     """Share of the GPU's memory that vLLM takes."""

@@ -208,9 +208,14 @@ def _model_folder(folder: Path, shapes: dict[str, Any]) -> Iterator[Finding]:
     if "model_type" not in shapes:
         text = "its config.json names no model_type, so it is not the folder of a transformers model"
         yield Finding(f"worker.actor.model.model_path={folder}: {text}", everywhere=True)
-    if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin")):
+    if not has_weights(folder):
         text = "the folder has a config.json but no weights (*.safetensors or *.bin)"
         yield Finding(f"worker.actor.model.model_path={folder}: {text}", everywhere=True)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a model folder holds a file of weights, whole or in parts."""
+    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin"))
 
 
 def _devices(config: Config, _: bool) -> Iterator[Finding]:

@@ -7,10 +7,12 @@ prompt that is computed once for its n responses counts once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from seerl.policy.model import LoadedModel, vision_towers
 from seerl.policy.packing import packed_tokens
@@ -34,6 +36,8 @@ class TrainingFlops:
     """The output layer."""
     per_patch: float
     """The vision tower."""
+    patch_pixels: int
+    """Pixels of a patch; 0 where the tower does not say."""
 
     @classmethod
     def of(cls, model: LoadedModel) -> TrainingFlops:
@@ -49,10 +53,12 @@ class TrainingFlops:
             per_pair=TRAINED * 4.0 * text.num_hidden_layers * text.num_attention_heads * width,
             per_response_token=TRAINED * 2.0 * head.weight.numel(),
             per_patch=sum(map(_per_patch, towers)),
+            patch_pixels=_patch_pixels(model.config.vision_config) if towers else 0,
         )
 
-    def __call__(self, groups: Iterable[AnyGroup], share_prefix: bool) -> float:
-        """Operations of the forward and backward pass over the groups."""
+    def __call__(self, groups: Iterable[AnyGroup], share_prefix: bool) -> float | None:
+        """Operations of the forward and backward pass over the groups; None where pictures come in a form
+        whose patches cannot be counted."""
         total = 0.0
         for group in groups:
             prompt, lengths = group.prompt.token_ids.size, [c.token_ids.size for c in group.completions]
@@ -62,8 +68,24 @@ class TrainingFlops:
             total += self.per_token * packed_tokens(group, share_prefix)
             total += self.per_pair * pairs
             total += self.per_response_token * sum(lengths)
-            total += self.per_patch * prompts * _patches(group)
+            patches = self._patches(group)
+            if patches is None:
+                return None
+            total += self.per_patch * prompts * patches
         return total
+
+    def _patches(self, group: AnyGroup) -> float | None:
+        """What the vision tower reads for a prompt: patches laid out as a grid (Qwen's processors), or
+        pictures or tiles (..., channels, height, width), padding included as it is computed too."""
+        if group.prompt.media is None:
+            return 0.0
+        features = group.prompt.media.features
+        grid, pixels = features.get("image_grid_thw"), features.get("pixel_values")
+        if grid is not None:
+            return float(grid.prod(-1).sum())
+        if pixels is None or pixels.dim() < 4 or not self.patch_pixels:
+            return None
+        return pixels.numel() / pixels.shape[-3] / self.patch_pixels
 
 
 def _weights(parts: Iterable[nn.Module], active_share: float = 1.0) -> float:
@@ -96,7 +118,8 @@ def _active_share(text: object) -> float:
     return float(getattr(text, "num_experts_per_tok", None) or experts) / float(experts)
 
 
-def _patches(group: AnyGroup) -> float:
-    media = group.prompt.media
-    grid = media.features.get("image_grid_thw") if media else None
-    return 0.0 if grid is None else float(grid.prod(-1).sum())
+def _patch_pixels(vision: PretrainedConfig) -> int:
+    size = getattr(vision, "patch_size", None)
+    if isinstance(size, int):
+        return size * size
+    return math.prod(size) if isinstance(size, list | tuple) and len(size) == 2 else 0

@@ -11,20 +11,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers import AutoConfig, PretrainedConfig
 
 from seerl.config.frozen import thawed
 from seerl.config.schema import FsdpConfig, ModelConfig
+from seerl.config.surroundings import has_weights
 from seerl.errors import UserError
+from seerl.models.families import DTYPES, auto_model
 from seerl.policy.attention import PACKED, VISION_SEGMENTS
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PACKABLE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Layer types that see a token's past through attention alone; others carry a state across segments."""
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +87,13 @@ def _load_config(config: ModelConfig) -> PretrainedConfig:
 def _load_weights(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch.dtype) -> torch.nn.Module:
     path = str(config.model_path)
     folder = Path(path)
-    if folder.is_dir() and not any(next(folder.glob(pattern), None) for pattern in WEIGHT_FILES):
+    if folder.is_dir() and not has_weights(folder):
         raise UserError(
             f"worker.actor.model.model_path={path}: the folder has a config.json but no weights "
             "(*.safetensors or *.bin); copy them there or give the hub id"
         )
-    multimodal = type(hf_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    auto = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
     try:
-        loaded: Any = auto.from_pretrained(
+        loaded: Any = auto_model(hf_config).from_pretrained(
             path,
             config=hf_config,
             dtype=dtype,

@@ -35,3 +35,12 @@ def make_scheduler(
         )
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def set_progress(scheduler: torch.optim.lr_scheduler.LambdaLR, steps: int) -> None:
+    """Puts the schedule where it stands after that many optimizer steps, with the learning rate it was made
+    with."""
+    scheduler.last_epoch = steps
+    groups = scheduler.optimizer.param_groups
+    for group, peak, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = peak * factor(steps)

@@ -9,11 +9,12 @@ import torch
 
 from seerl.config.schema import ActorConfig
 from seerl.models.banned import banned_token_ids
+from seerl.models.families import DTYPES
 from seerl.policy.flops import TrainingFlops
 from seerl.policy.forward import MicroBatchLimit, PolicyForward
 from seerl.policy.loss import LossSettings, StepMetrics, micro_batch_loss
-from seerl.policy.model import DTYPES, LoadedModel, load_model, named_weights
-from seerl.policy.optim import make_optimizer, make_scheduler
+from seerl.policy.model import LoadedModel, load_model, named_weights
+from seerl.policy.optim import make_optimizer, make_scheduler, set_progress
 from seerl.policy.packing import G
 from seerl.types import FloatArray, TrainingBatch, TrainingGroup
 
@@ -75,7 +76,7 @@ class Policy:
         self.banned = banned_token_ids(self.model.config, vocabulary)
         self.forward = make_forward(config, self.model, banned=self.banned, temperature=temperature)
         self._flops_of = TrainingFlops.of(self.model)
-        self._flops = 0.0
+        self._flops: float | None = 0.0
         self.optimizer = make_optimizer(self.model.module.parameters(), config.optim)
         self.scheduler = make_scheduler(self.optimizer, config.optim, total_optimizer_steps)
         self.update_limit = micro_batch_limit(
@@ -100,7 +101,8 @@ class Policy:
         """
         metrics = StepMetrics()
         units = self.forward.units(self._teaching(batch.groups))
-        self._flops += self._flops_of(units, self.forward.share_prefix)
+        flops = self._flops_of(units, self.forward.share_prefix)
+        self._flops = None if flops is None or self._flops is None else self._flops + flops
         for members in self.forward.cut(units, self.update_limit):
             chosen = [units[i] for i in members]
             packed = self.forward.pack(chosen)
@@ -113,7 +115,7 @@ class Policy:
             self.optimizer.step()
         else:
             log.warning("gradient norm is %s: this optimizer step is left out", norm)
-        lr = float(self.scheduler.get_last_lr()[0])
+        lr = float(self.optimizer.param_groups[0]["lr"])
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {
@@ -123,8 +125,17 @@ class Policy:
             "actor/skipped_updates": float(not finite),
         }
 
-    def take_flops(self) -> float:
-        """Operations of the updates since the last call."""
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps done, over the whole run."""
+        return int(self.scheduler.last_epoch)
+
+    def set_progress(self, optimizer_steps: int) -> None:
+        """Continues the schedule after that many optimizer steps."""
+        set_progress(self.scheduler, optimizer_steps)
+
+    def take_flops(self) -> float | None:
+        """Operations of the updates since the last call; None where they cannot be counted."""
         flops, self._flops = self._flops, 0.0
         return flops
 

@@ -10,15 +10,9 @@ import torch
 from seerl.config import Config
 from seerl.config.schema import RolloutConfig
 from seerl.errors import UserError
+from seerl.models.families import DTYPES
 from seerl.rollout.engine import RolloutEngine
 from seerl.rollout.transformers_engine import TransformersEngine
-
-COMPUTE_TYPES = {
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-}
 
 
 def chosen_engine(config: RolloutConfig) -> str:
@@ -60,9 +54,10 @@ def make_engine(
             banned_token_ids=banned_token_ids,
             max_images=max_images,
         )
+    dtype = config.worker.rollout.dtype
     return TransformersEngine(
         module,
         end_token_ids=end_token_ids,
         banned_token_ids=banned_token_ids,
-        autocast=COMPUTE_TYPES.get(config.worker.rollout.dtype),
+        autocast=None if dtype in ("auto", "fp32") else DTYPES[dtype],
     )

@@ -21,12 +21,12 @@ import torch
 from seerl.config import Config
 from seerl.config.frozen import thawed
 from seerl.errors import UserError
+from seerl.models.families import DTYPES
 from seerl.rollout.engine import Sampled, Sampling
 from seerl.types import Completion, Prompt
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings speak of choices made here on purpose
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, on machines without a GPU

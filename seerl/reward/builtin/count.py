@@ -17,14 +17,12 @@ def last_number(text: str) -> float | None:
 
 
 def compute_score(reward_inputs: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """`accuracy`: the number is the truth's; `error`: how far off it is, 0 where there is none to compare."""
+    """`accuracy`: the last number is the truth's."""
     scores = []
     for reward_input in reward_inputs:
         truth = last_number(str(reward_input["ground_truth"]))
         if truth is None:
             raise ValueError(f"the ground truth {reward_input['ground_truth']!r} holds no number")
-        number = last_number(reward_input["response"])
-        accuracy = float(number == truth)
-        error = 0.0 if number is None else min(abs(number - truth), 1e6)
-        scores.append({"overall": accuracy, "accuracy": accuracy, "error": error})
+        accuracy = float(last_number(reward_input["response"]) == truth)
+        scores.append({"overall": accuracy, "accuracy": accuracy})
     return scores

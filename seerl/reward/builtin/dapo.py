@@ -11,7 +11,10 @@ _TAIL = 300
 
 
 def soft_overlong(length: int, max_length: int, buffer: int) -> float:
-    """0 up to max - buffer tokens, then falling to -1 at max (equation 13 of the paper)."""
+    """0 up to max - buffer tokens, then falling to -1 at max (equation 13 of the paper); 0 without a
+    buffer."""
+    if buffer == 0:
+        return 0.0
     return max(-1.0, min(0.0, (max_length - buffer - length) / buffer))
 
 
@@ -22,6 +25,11 @@ def compute_score(
     overlong_penalty_factor: float = 1.0,
 ) -> list[dict[str, float]]:
     """`accuracy`: 1 or -1; `overlong`: the punishment; `accuracy_normalized`: 0 or 1, for filter_key."""
+    if not 0 <= overlong_buffer_length <= max_response_length:
+        raise ValueError(
+            f"overlong_buffer_length={overlong_buffer_length}: between 0 (no punishment) and "
+            f"max_response_length={max_response_length}"
+        )
     scores = []
     for reward_input in reward_inputs:
         answer = boxed(reward_input["response"][-_TAIL:])
