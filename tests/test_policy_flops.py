@@ -16,6 +16,7 @@ from seerl.config.schema import FsdpConfig, ModelConfig
 from seerl.policy.flops import TrainingFlops
 from seerl.policy.forward import PolicyForward
 from seerl.policy.model import LoadedModel, load_model
+from seerl.types import Media
 from tests.groups import mixed_groups, text_prompt, training_group
 
 FP32 = FsdpConfig(mp_param_dtype="fp32")
@@ -71,6 +72,30 @@ def test_a_text_model_by_hand(tiny_qwen2: Path) -> None:
         + 2 * text.vocab_size * hidden * sum(lengths)
     )
     assert TrainingFlops.of(model)([group], share_prefix=True) == by_hand
+
+
+def test_patches_are_counted_in_every_form_that_pictures_come_in(tiny_qwen2_5_vl: Path) -> None:
+    flops = dataclasses.replace(
+        TrainingFlops.of(loaded(tiny_qwen2_5_vl)), per_patch=1.0, patch_pixels=14 * 14
+    )
+    group = mixed_groups(tiny_qwen2_5_vl)[0]
+    text = dataclasses.replace(group, prompt=dataclasses.replace(group.prompt, media=None))
+    without = flops([text], True)
+    assert without is not None
+
+    def patches(features: dict[str, torch.Tensor]) -> float | None:
+        media = Media(images=(), unexpanded_token_ids=group.prompt.token_ids, features=features)
+        counted = flops(
+            [dataclasses.replace(text, prompt=dataclasses.replace(text.prompt, media=media))], True
+        )
+        return None if counted is None else counted - without
+
+    grid = torch.tensor([[1, 4, 6], [1, 2, 2]])
+    assert patches({"pixel_values": torch.zeros(28, 1176), "image_grid_thw": grid}) == 28
+    assert patches({"pixel_values": torch.zeros(2, 3, 28, 42)}) == 2 * 2 * 3
+    assert patches({"pixel_values": torch.zeros(1, 5, 3, 28, 28)}) == 5 * 4
+    assert patches({"pixel_values": torch.zeros(28, 588)}) is None
+    assert patches({"images": torch.zeros(1)}) is None
 
 
 def test_of_experts_the_active_ones_count() -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-import seerl.run
+from seerl import run as run_module
 from seerl.config import load_config
 from seerl.errors import UserError
 from seerl.metrics import memory_metrics
@@ -49,13 +49,13 @@ def test_data_workers_are_forked_before_the_model_and_stay_through_a_resume(
 ) -> None:
     shutil.copytree(finished, tmp_path / "copy")
     at_model: list[set[int]] = []
-    build_models = seerl.run._build_models
+    build_models = run_module._build_models
 
     def noted(*args: Any) -> Any:
         at_model.append(children())
         return build_models(*args)
 
-    monkeypatch.setattr(seerl.run, "_build_models", noted)
+    monkeypatch.setattr(run_module, "_build_models", noted)
     before = children()
     run, checkpoint = built(tmp_path / "copy", tiny_qwen2_5_vl, **{"trainer.max_steps": 7})
     try:
@@ -94,7 +94,7 @@ def test_a_run_that_cannot_be_built_leaves_no_process_behind(
     def broken(*_: object, **__: object) -> None:
         raise UserError("no engine today")
 
-    monkeypatch.setattr(seerl.run, "make_engine", broken)
+    monkeypatch.setattr(run_module, "make_engine", broken)
     with pytest.raises(UserError, match="no engine today"):
         built(tmp_path, tiny_qwen2_5_vl)
 
