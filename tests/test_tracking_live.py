@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.test_tracking import run_in_terminal_raw
+from tests.tracker_programs import run_in_terminal_raw
 
 PROGRAM = """
 import time

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from seerl.data.bad_rows import BadRow
 
@@ -113,6 +113,8 @@ def _open(source: Any, image_dir: str | None) -> Image.Image:
                 image = Image.open(content)
         except FileNotFoundError as error:
             raise BadRow(f"image file {content} does not exist") from error
+        except UnidentifiedImageError as error:
+            raise BadRow(f"{_describe(source)} is in no format that can be read, or damaged") from error
         except Exception as error:  # as in load_image
             raise BadRow(
                 f"{_describe(source)} is not a readable image ({type(error).__name__}: {error})"

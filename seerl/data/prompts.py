@@ -97,6 +97,7 @@ class PromptBuilder:
         self._template = _chat_template(config, processor, tokenizer)
         self._control = re.compile("|".join(map(re.escape, control_tokens(processor, tokenizer))) or r"(?!)")
         self._image_cost = ImageCost(self)
+        self._require_template()
 
     def build(self, row: Row, images: Sequence[Image.Image], uid: str) -> Prompt:
         """Raises BadRow if the prompt is longer than max_prompt_length: it is never cut."""
@@ -145,6 +146,18 @@ class PromptBuilder:
         if count is None:
             return None
         return int(count(image_sizes=[(size[1], size[0])])["num_image_tokens"][0])
+
+    def _require_template(self) -> None:
+        """A template that is broken is no fault of the rows; one that only refuses this message is fine."""
+        try:
+            self._render([{"role": "user", "content": [{"type": "text", "text": "?"}]}])
+        except BadRow as error:
+            if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
+                raise UserError(
+                    f"the chat template of {self._tokenizer.name_or_path} is broken (line "
+                    f"{error.__cause__.lineno}: {error.__cause__.message}); mend it, or set "
+                    "data.override_chat_template to a file"
+                ) from error
 
     def _render(self, messages: list[Message]) -> _Rendered:
         marks = Marks([part.get("text", "") for message in messages for part in message["content"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ def _load_weights(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch
             f"together: {_first_line(error)}"
         ) from error
     module, report = loaded
+    _require_generation_config(folder)
     missing = sorted(report["missing_keys"])
     if missing:
         raise UserError(
@@ -119,6 +121,20 @@ def _load_weights(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch
             f"{missing[0]}; training would start from random values there"
         )
     return module
+
+
+def _require_generation_config(folder: Path) -> None:
+    """transformers passes over a broken file, and with it over the tokens that end an answer."""
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"worker.actor.model.model_path={folder}: generation_config.json is damaged ({error}); copy it again, "
+            "or remove it to end answers with the tokenizer's end-of-sequence token alone"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:
