@@ -66,6 +66,22 @@ def test_a_sound_configuration_has_no_findings(sound: list[str]) -> None:
         (["data.min_pixels=9", "data.max_pixels=8"], ["data.min_pixels=9"]),
         (["algorithm.filter_low=1", "algorithm.filter_high=0"], ["filter_low=1.0", "filter_high=0.0"]),
         (["algorithm.kl_type=adaptive", "algorithm.kl_target=0"], ["kl_target above 0"]),
+        (["algorithm.kl_type=adaptive", "algorithm.kl_horizon=409"], ["kl_horizon=409.0", "2048 responses"]),
+        (
+            [
+                "algorithm.adv_estimator=gdpo",
+                "algorithm.disable_kl=true",
+                "worker.reward.reward_function=math",
+            ],
+            ["worker.reward.reward_function a list"],
+        ),
+        (
+            [
+                "algorithm.adv_estimator=gdpo",
+                "worker.reward.reward_function=[{function: math}, {function: count, weight: 0.5}]",
+            ],
+            ["algorithm.use_kl_loss=true or algorithm.disable_kl=true"],
+        ),
         (["worker.rollout.temperature=0"], ["temperature=0"]),
         (["worker.rollout.val_override_config={best_of: 3}"], ["best_of: unknown key", "top_p"]),
         (["worker.rollout.val_override_config={n: 0}"], ["val_override_config.n=0", "integer > 0"]),

@@ -176,14 +176,14 @@ def test_shrinking_keeps_the_picture() -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (b"", "not a readable image"),
-        (b"<html>not found</html>", "not a readable image"),
+        (b"", "image of 0 bytes is in no format"),
+        (b"<html>not found</html>", "is in no format that can be read"),
         ({"bytes": None, "path": "gone.png"}, "gone.png does not exist"),
         ("gone/away.jpg", "gone/away.jpg does not exist"),
         ("x" * 5000 + "!", "does not exist"),
         ("a\0b", "does not exist"),
         ("https://example.com/a.png", "web address"),
-        ("data:image/png;base64,!!!", "not a readable image"),
+        ("data:image/png;base64,!!!", "is in no format"),
         ({}, "holds none of"),
         (17, "cannot be a int"),
         (png((1, 300)), "1 x 300"),

@@ -187,6 +187,17 @@ def test_the_chat_template_can_be_overridden_and_may_refuse_a_row(
         build(text_only, "p", override_chat_template=str(tmp_path / "gone"))
 
 
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ messages[0]. }}"])
+def test_a_broken_template_of_the_model_is_no_fault_of_the_rows(template: str) -> None:
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.name_or_path = "my/model"
+    with pytest.raises(
+        UserError, match=r"chat template of my/model is broken \(line 1: .*override_chat_template"
+    ):
+        build((None, tokenizer), "p")
+
+
 def test_a_folder_without_a_tokenizer_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no tokenizer.*tokenizer_path") as caught:
         load_processor(model(tmp_path))

@@ -132,8 +132,8 @@ def _require_generation_config(folder: Path) -> None:
         json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(
-            f"worker.actor.model.model_path={folder}: generation_config.json is damaged ({error}); copy it again, "
-            "or remove it to end answers with the tokenizer's end-of-sequence token alone"
+            f"worker.actor.model.model_path={folder}: generation_config.json is damaged ({error}); copy it "
+            "again, or remove it to end answers with the tokenizer's end-of-sequence token alone"
         ) from error
 
 

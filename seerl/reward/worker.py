@@ -89,6 +89,9 @@ def check_in_worker(entry: Entry) -> str | None:
             return f"{KEY}={entry.source}: importing it took more than {LOAD_LIMIT_S:.0f} s"
         except ProcessExpired as error:
             return f"{KEY}={entry.source}: importing it ended the process (exit code {error.exitcode})"
+        except KeyboardInterrupt:
+            pool.stop()  # leaving the block alone would wait for the import
+            raise
         finally:
             waiting.cancel()
     return fault.detail if fault else None
