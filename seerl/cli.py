@@ -99,8 +99,10 @@ async def _train_until_signal(trainer: Trainer) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
     if received:
-        path = trainer.save() or trainer.last_checkpoint
-        where = f"saved {path}" if path else "nothing was learned yet, so nothing was saved"
+        saved, last = trainer.save(), trainer.last_checkpoint
+        where = f"saved {saved}" if saved else f"the last checkpoint is {last}"
+        if last is None:
+            where = "nothing was learned yet, so nothing was saved"
         print(f"Stopped at step {trainer.step}: {where}. {trainer.how_to_resume}", file=sys.stderr)
         raise Interrupted(received[0])
 

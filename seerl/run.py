@@ -194,15 +194,17 @@ def _start_trackers(
 ) -> Trackers:
     # A checkpoint of another run's folder is where this one starts from; its tracked runs stay its own.
     own = checkpoint is not None and checkpoint.parent.resolve() == folder.resolve()
+    # What is only evaluated has figures of its own: those of the training are not continued by it.
+    alone = "val_only" if config.trainer.val_only else ""
     return make_trackers(
         list(config.trainer.logger),
         project=config.trainer.project_name,
-        experiment=config.trainer.experiment_name,
-        run_dir=folder,
+        experiment="-".join(filter(None, (config.trainer.experiment_name, alone))),
+        run_dir=folder / alone,
         config=config.model_dump(mode="json"),
         total_steps=total_steps,
-        start_step=int(state.get("step", 0)),
-        run_ids=state.get("trackers") if own else None,
+        start_step=0 if alone else int(state.get("step", 0)),
+        run_ids=state.get("trackers") if own and not alone else None,
     )
 
 

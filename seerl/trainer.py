@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from seerl.checkpoint.store import Trained, load, newest_checkpoint
+from seerl.checkpoint.store import Trained, load
 from seerl.experience import Collected, collect, optimizer_batches, with_advantages
 from seerl.metrics import group_metrics, memory_metrics, timing_metrics
 from seerl.run import Run
@@ -31,6 +31,9 @@ class Trainer:
         self.run = run
         self.step = 0
         self._saved_step: int | None = None
+        self._own_checkpoint = True
+        self.last_checkpoint: Path | None = None
+        """The checkpoint saved, or else resumed from, last."""
         self._validated: tuple[int, float] | None = None
         self._data_state: dict[str, Any] = run.loader.state_dict() if run.loader else {}
         self._timer = StageTimer()
@@ -39,7 +42,7 @@ class Trainer:
         """Runs to the last step: saves and validates along the way as configured, and at the end."""
         trainer, last = self.run.config.trainer, self.run.total_steps
         await self._sync_weights()
-        if trainer.val_only or (trainer.val_before_train and self.step == 0):
+        if trainer.val_only or (trainer.val_before_train and self.step == 0) or self._validation_is_missing:
             await self._validate()
         if trainer.val_only:
             return
@@ -49,7 +52,8 @@ class Trainer:
                 self.step,
                 last,
             )
-            await self._validate()
+            if self._validated is None:
+                await self._validate()
         while self.step < last:
             self.run.trackers.log(await self._step(), self.step)
             # Saved first: whatever goes wrong in a validation, what was learned is there.
@@ -57,6 +61,13 @@ class Trainer:
                 self.save()
             if self.step == last or self._due(trainer.val_freq):
                 await self._validate()
+
+    @property
+    def _validation_is_missing(self) -> bool:
+        """Whether the run was interrupted between saving this step and validating it."""
+        known = self.run.checkpoints.validated_step()
+        own = self._own_checkpoint and self._saved_step == self.step
+        return own and self._due(self.run.config.trainer.val_freq) and known != self.step
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -161,7 +172,9 @@ class Trainer:
         self._note_score()
 
     def _note_score(self) -> None:
-        if self._validated is not None and self._validated[0] == self.step == self._saved_step:
+        if self._validated is None or self.run.config.trainer.val_only or not self._own_checkpoint:
+            return
+        if self._validated[0] == self.step == self._saved_step:
             self.run.checkpoints.note_score(*self._validated)
 
     def save(self) -> Path | None:
@@ -178,7 +191,7 @@ class Trainer:
             "optimizer_steps": run.policy.optimizer_steps,
         }
         path = run.checkpoints.save(self.step, self._trained(run.config.trainer.save_model_only), state)
-        self._saved_step = self.step
+        self._saved_step, self._own_checkpoint, self.last_checkpoint = self.step, True, path
         log.info("checkpoint saved: %s", path)
         self._note_score()
         return path
@@ -187,15 +200,12 @@ class Trainer:
         """Continues from a checkpoint as if nothing had come between; `build_run` has placed the loader."""
         state = load(path, self._trained(weights_only=self.run.config.trainer.val_only))
         self.step = self._saved_step = int(state["step"])
+        self.last_checkpoint = path
+        self._own_checkpoint = path.parent.resolve() == self.run.checkpoints.folder.resolve()
         log.info("resumed from %s", path)
         if not state["model_only"]:
             self.run.policy.set_progress(int(state["optimizer_steps"]))
             self.run.kl.load_state_dict(state["kl"])
-
-    @property
-    def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint of the run's folder."""
-        return newest_checkpoint(self.run.checkpoints.folder)
 
     @property
     def how_to_resume(self) -> str:

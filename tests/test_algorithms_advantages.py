@@ -120,6 +120,13 @@ def test_gdpo_weighs_each_reward_after_normalising_it() -> None:
     assert per_response("gdpo", step([1.0, 1.0], [1, 1], [0, 0], components=even)) == [0.0, 0.0]
 
 
+def test_gdpo_is_silent_where_only_a_reward_without_weight_differs() -> None:
+    parts = {"a": torch.tensor([1.0, 1.0, 1.0, 0.0]), "b": torch.tensor([1.0, 0.0, 0.0, 0.0])}
+    inputs = step([1.0] * 4, [1, 1, 3, 1], [0, 0, 1, 1], components=parts, component_weights={"b": 0.0})
+    first, second, *_ = per_response("gdpo", inputs)
+    assert (first, second) == (0.0, 0.0)
+
+
 def test_gdpo_learns_from_a_group_whose_rewards_only_sum_to_the_same() -> None:
     parts = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0, 1.0])}
     inputs = step([1.0, 1.0], [1, 1], [0, 0], components=parts, component_weights={"a": 2.0})

@@ -110,6 +110,7 @@ def test_fixed_controller_stays() -> None:
     controller = kl_controller("fixed", coef=0.01, target=0.1, horizon=100)
     controller.update(5.0, 64)
     assert type(controller) is FixedController
+    controller.load_state_dict({"value": 0.5})  # a run resumed with another coefficient
     assert controller.value == 0.01
 
 

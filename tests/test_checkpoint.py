@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seerl.checkpoint.store import CheckpointStore, Trained, checkpoint_steps, load
+from seerl.checkpoint.store import CheckpointStore, Trained, checkpoint_steps, load, newest_checkpoint
 from seerl.config.schema import FsdpConfig, ModelConfig
 from seerl.errors import UserError
 from seerl.policy.model import load_model
@@ -136,7 +136,12 @@ def test_the_validation_at_the_end_makes_the_last_checkpoint_the_best(finished: 
     tracker = json.loads((finished / "run" / "checkpoint_tracker.json").read_text())
     lines = [json.loads(line) for line in (finished / "run" / "metrics.jsonl").read_text().splitlines()]
     [score] = [x["val/reward_score"] for x in lines if "val/reward_score" in x and x["step"] == 6]
-    assert tracker == {"last_global_step": 6, "best_global_step": 6, "best_score": score}
+    assert tracker == {
+        "last_global_step": 6,
+        "last_validated_step": 6,
+        "best_global_step": 6,
+        "best_score": score,
+    }
 
 
 def test_the_best_survives_a_resume_from_weights_alone(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:
@@ -148,7 +153,41 @@ def test_the_best_survives_a_resume_from_weights_alone(tmp_path: Path, tiny_qwen
     settings["trainer.max_steps"] = 2
     assert seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **settings)).returncode == 0
     assert checkpoint_steps(tmp_path / "run") == [1, 2]
-    assert json.loads(tracker.read_text()) == {**best, "last_global_step": 2}
+    assert json.loads(tracker.read_text()) == {**best, "last_global_step": 2, "last_validated_step": 2}
+
+
+def test_a_step_saved_again_has_no_score_until_it_is_validated(tmp_path: Path) -> None:
+    layer = OneLayer(tmp_path)
+    layer.save(1, 0.2)
+    layer.save(2, 0.9)
+    layer.save(2)  # after going back to step 1: other weights
+    assert layer.store.best() is None
+    layer.save(3, 0.5)
+    assert layer.store.best() == (3, 0.5)
+
+
+def test_the_last_checkpoint_is_the_one_saved_last(tmp_path: Path) -> None:
+    layer = OneLayer(tmp_path)
+    for step in (1, 9, 2):  # after going back to step 1
+        layer.save(step)
+    assert newest_checkpoint(tmp_path) == tmp_path / "global_step_2"
+    shutil.rmtree(tmp_path / "global_step_2")
+    assert newest_checkpoint(tmp_path) == tmp_path / "global_step_9"
+
+
+def test_a_replacement_that_was_killed_half_way_leaves_the_former(tmp_path: Path) -> None:
+    OneLayer(tmp_path).save(3).rename(tmp_path / ".global_step_3.old")
+    (tmp_path / ".global_step_3.partial").mkdir()
+    assert newest_checkpoint(tmp_path) == tmp_path / "global_step_3"
+
+
+def test_a_tracker_file_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".checkpoint_tracker.json.partial").mkdir()
+    OneLayer(tmp_path).save(1, 0.5)
+    assert checkpoint_steps(tmp_path) == [1]
+    assert "checkpoint_tracker.json could not be written" in caplog.text
 
 
 def test_a_failed_replacement_leaves_the_checkpoint_that_was_there(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,11 +124,14 @@ def test_ctrl_c_saves_says_where_and_exits_130(tmp_path: Path, tiny_qwen2_5_vl: 
     assert "Traceback" not in stderr
 
 
-def test_a_finished_run_started_again_trains_no_further(finished: Path, tiny_qwen2_5_vl: Path) -> None:
+def test_a_finished_run_started_again_trains_no_further(
+    finished: Path, tmp_path: Path, tiny_qwen2_5_vl: Path
+) -> None:
     before = metrics(finished / "run")
-    args = arguments(finished, tiny_qwen2_5_vl, **{"trainer.max_steps": 6, "trainer.save_freq": 2})
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    args = arguments(copy, tiny_qwen2_5_vl, **{"trainer.max_steps": 6, "trainer.save_freq": 2})
     assert seerl("train", *args).returncode == 0
-    assert metrics(finished / "run") == before
+    assert metrics(copy / "run") == before
 
 
 def test_export_is_a_folder_that_transformers_loads_with_the_trained_weights(

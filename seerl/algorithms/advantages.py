@@ -202,8 +202,8 @@ def gdpo(inputs: AdvantageInputs) -> torch.Tensor:
     """Each reward component normalised within its group as in grpo, summed with its weight, whitened over the
     step (2601.05242).
 
-    Without components the whole reward is the only one. A group is silenced where every component is equal
-    throughout; equal sums of different components still teach.
+    Without components the whole reward is the only one. A group is silenced where every component with a
+    weight is equal throughout; equal sums of different components still teach.
     """
     groups = Groups(inputs.group_R)
     components = {name: values_R.double() for name, values_R in inputs.components.items()}
@@ -211,7 +211,10 @@ def gdpo(inputs: AdvantageInputs) -> torch.Tensor:
     total_R = torch.zeros_like(inputs.rewards_R)
     silent_R = torch.ones_like(inputs.group_R, dtype=torch.bool)
     for name, values_R in components.items():
-        total_R = total_R + inputs.component_weights.get(name, 1.0) * _normalised(values_R, groups)
+        weight = inputs.component_weights.get(name, 1.0)
+        if weight == 0:
+            continue
+        total_R = total_R + weight * _normalised(values_R, groups)
         silent_R = silent_R & groups.uniform(values_R)
     return _silenced(_whitened(inputs, total_R[inputs.response_M]), silent_R[inputs.response_M])
 

@@ -80,7 +80,7 @@ class FixedController:
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = float(state["value"])
+        """Nothing: the configured coefficient holds, also where it was another in the checkpoint."""
 
 
 @dataclass(slots=True)
@@ -103,6 +103,10 @@ class AdaptiveController(FixedController):
             raise ValueError("the KL divergence from the reference is NaN")
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
         self.value *= max(0.0, 1.0 + error * samples / self.horizon)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from where the coefficient has moved to."""
+        self.value = float(state["value"])
 
 
 def kl_controller(kind: str, *, coef: float, target: float, horizon: float) -> FixedController:

@@ -96,21 +96,32 @@ class CheckpointStore:
                 (partial / "config.yaml").write_text(self._config_yaml, encoding="utf-8")
                 state = {**trainer_state, "step": step, "model_only": trained.optimizer is None}
                 (partial / TRAINER_STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-            self._update_tracker(last_global_step=step)
         except (Exception, dcp.api.CheckpointException) as error:  # the latter is no Exception
             cause = _os_error(error)
             if cause is None:
                 raise
             raise UserError(_disk_message(cause, final)) from error
+        tracker = {**_read_tracker(self.folder), "last_global_step": step}
+        if tracker.get("best_global_step") == step:  # other weights now, with no score yet
+            del tracker["best_global_step"], tracker["best_score"]
+        self._write_tracker(tracker)
         self._prune(step)
         return final
 
     def note_score(self, step: int, score: float) -> None:
         """Takes note of what a saved step reached in validation; the first of the highest is the best."""
-        best = self.best()
-        if best is None or score > best[1]:
-            self._update_tracker(best_global_step=step, best_score=score)
+        tracker, best = _read_tracker(self.folder), self.best()
+        tracker["last_validated_step"] = step
+        if better := best is None or score > best[1]:
+            tracker |= {"best_global_step": step, "best_score": score}
+        self._write_tracker(tracker)
+        if better:
             self._prune(step)
+
+    def validated_step(self) -> int | None:
+        """The saved step that was validated last."""
+        step = _read_tracker(self.folder).get("last_validated_step")
+        return step if isinstance(step, int) else None
 
     def best(self) -> tuple[int, float] | None:
         """The step that reached the highest validation score of those saved here, and the score."""
@@ -123,10 +134,13 @@ class CheckpointStore:
     def _steps(self) -> list[int]:
         return checkpoint_steps(self.folder)
 
-    def _update_tracker(self, **entries: float) -> None:
+    def _write_tracker(self, tracker: dict[str, Any]) -> None:
         partial = self.folder / f".{TRACKER}.partial"
-        partial.write_text(json.dumps(_read_tracker(self.folder) | entries, indent=1), encoding="utf-8")
-        partial.replace(self.folder / TRACKER)
+        try:
+            partial.write_text(json.dumps(tracker, indent=1), encoding="utf-8")
+            partial.replace(self.folder / TRACKER)
+        except OSError as error:  # never worth a checkpoint or the training
+            log.warning("%s could not be written: %s", self.folder / TRACKER, error.strerror)
 
     def _prune(self, newest: int) -> None:
         if self.limit < 1:
@@ -134,19 +148,27 @@ class CheckpointStore:
         best = self.best()
         keep = {*sorted(self._steps())[-self.limit :], newest, *(best[:1] if best else ())}
         for step in set(self._steps()) - keep:
-            shutil.rmtree(self.folder / f"global_step_{step}")
+            try:
+                shutil.rmtree(self.folder / f"global_step_{step}")
+            except OSError as error:
+                log.warning("an old checkpoint could not be removed: %s", error)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The whole checkpoint of the latest step in a folder."""
+    """The checkpoint saved last in a folder; where that is not known, the one of the highest step."""
     steps = checkpoint_steps(folder)
-    return folder / f"global_step_{steps[-1]}" if steps else None
+    last = _read_tracker(folder).get("last_global_step")
+    return folder / f"global_step_{last if last in steps else steps[-1]}" if steps else None
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """The steps of the whole checkpoints in a folder."""
+    """The steps of the whole checkpoints in a folder, ascending."""
     if not folder.is_dir():
         return []
+    for old in folder.glob(".global_step_*.old"):  # killed while it was being replaced
+        final = folder / old.stem.removeprefix(".")
+        if not final.exists():
+            old.rename(final)
     names = (STEP_FOLDER.fullmatch(p.name) for p in folder.iterdir() if (p / TRAINER_STATE).exists())
     return sorted(int(m.group(1)) for m in names if m)
 
@@ -279,8 +301,8 @@ def _read_tracker(folder: Path) -> dict[str, Any]:
 def _written_whole(final: Path) -> Iterator[Path]:
     """Gives a folder to fill, then makes it `final`; on a failure `final` is as it was.
 
-    What a run that was killed left half-written in the same place is removed. The same step again, after a
-    resume from an earlier one, replaces the one there.
+    What killed runs left half-written in the folder is removed. The same step again, after a resume from an
+    earlier one, replaces the one there.
     """
     partial, old = (final.with_name(f".{final.name}.{state}") for state in ("partial", "old"))
     try:

@@ -94,7 +94,7 @@ def _groups(config: Config) -> Iterator[str]:
     """worker.rollout.n is more than 1 where algorithm.adv_estimator compares the responses of a group.
     algorithm.filter_low is below algorithm.filter_high.
     algorithm.kl_target is above 0 and algorithm.kl_horizon above a fifth of a step's responses where
-    algorithm.kl_type is adaptive.
+    algorithm.kl_type is adaptive and the KL is in the reward.
     worker.reward.reward_function is a list of rewards where algorithm.adv_estimator is gdpo, and the KL term
     is then in the loss (algorithm.use_kl_loss) or off (algorithm.disable_kl).
     worker.rollout.temperature is above 0 in training.
@@ -111,8 +111,8 @@ def _groups(config: Config) -> Iterator[str]:
             f"algorithm.filter_low={algorithm.filter_low} is not below "
             f"algorithm.filter_high={algorithm.filter_high}"
         )
-    yield from _adaptive_kl(config)
-    if algorithm.adv_estimator == "gdpo":
+    if not config.trainer.val_only:
+        yield from _adaptive_kl(config)
         yield from _gdpo(config)
     if rollout.temperature == 0 and not config.trainer.val_only:
         yield (
@@ -128,7 +128,7 @@ def _groups(config: Config) -> Iterator[str]:
 
 def _adaptive_kl(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.kl_type != "adaptive":
+    if algorithm.kl_type != "adaptive" or algorithm.disable_kl or algorithm.use_kl_loss:
         return
     if not algorithm.kl_target > 0:
         yield "algorithm.kl_type=adaptive needs algorithm.kl_target above 0"
@@ -142,6 +142,8 @@ def _adaptive_kl(config: Config) -> Iterator[str]:
 
 def _gdpo(config: Config) -> Iterator[str]:
     algorithm, given = config.algorithm, config.worker.reward.reward_function
+    if algorithm.adv_estimator != "gdpo":
+        return
     if isinstance(given, str) or (given is not None and len(given) < 2):
         yield (
             "algorithm.adv_estimator=gdpo normalises several rewards one by one: make "

@@ -136,12 +136,16 @@ def memory_estimate(config: Config) -> MemoryEstimate | None:
     trained = counted[0] if actor.model.freeze_vision_tower else parameters
     in_16_bit = actor.optim.strategy == "adamw_bf16" or actor.fsdp.torch_dtype in ("bf16", "fp16")
     stored = (2 if in_16_bit else 4) / _shards(config, actor.fsdp.enable_full_shard)
-    parts = {"weights": parameters * stored, "gradients": trained * stored, "optimizer": 2 * trained * stored}
-    if not config.algorithm.disable_kl and config.algorithm.kl_coef > 0:
+    parts = {"weights": parameters * stored}
+    learns = not config.trainer.val_only
+    if learns:
+        parts |= {"gradients": trained * stored, "optimizer": 2 * trained * stored}
+    if learns and not config.algorithm.disable_kl and config.algorithm.kl_coef > 0:
         away = on_gpu(config) and (ref.fsdp.enable_cpu_offload or ref.offload.offload_params)
         width = BYTES[ref.fsdp.torch_dtype or "fp32"] / _shards(config, ref.fsdp.enable_full_shard)
         parts["reference"] = 0.0 if away else parameters * width
-    parts["activations"] = _activations(config, _text(model))
+    if learns:
+        parts["activations"] = _activations(config, _text(model))
     vllm = uses_vllm(config)
     parts["engine"] = float(parameters * BYTES[config.worker.rollout.dtype]) if vllm else 0.0
     parts["KV cache"] = _kv_cache(config, _text(model), vllm)

@@ -124,7 +124,7 @@ def _data(config: Config, here: bool) -> Iterator[Finding]:
     are ids on a hub.
     trainer.save_checkpoint_path is a folder that can be written to, or one that can be made.
     """
-    for key in ("train_files", "val_files"):
+    for key in ("val_files",) if config.trainer.val_only else ("train_files", "val_files"):
         given = getattr(config.data, key)
         for entry in _entries(given):
             yield from _entry(f"data.{key}", entry, here)
@@ -208,14 +208,9 @@ def _model_folder(folder: Path, shapes: dict[str, Any]) -> Iterator[Finding]:
     if "model_type" not in shapes:
         text = "its config.json names no model_type, so it is not the folder of a transformers model"
         yield Finding(f"worker.actor.model.model_path={folder}: {text}", everywhere=True)
-    if not has_weights(folder):
+    if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin")):
         text = "the folder has a config.json but no weights (*.safetensors or *.bin)"
         yield Finding(f"worker.actor.model.model_path={folder}: {text}", everywhere=True)
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether a model folder holds a file of weights, whole or in parts."""
-    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin"))
 
 
 def _devices(config: Config, _: bool) -> Iterator[Finding]:

@@ -16,7 +16,6 @@ from transformers import AutoConfig, PretrainedConfig
 
 from seerl.config.frozen import thawed
 from seerl.config.schema import FsdpConfig, ModelConfig
-from seerl.config.surroundings import has_weights
 from seerl.errors import UserError
 from seerl.models.families import DTYPES, auto_model
 from seerl.policy.attention import PACKED, VISION_SEGMENTS
@@ -88,11 +87,7 @@ def _load_config(config: ModelConfig) -> PretrainedConfig:
 def _load_weights(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch.dtype) -> torch.nn.Module:
     path = str(config.model_path)
     folder = Path(path)
-    if folder.is_dir() and not has_weights(folder):
-        raise UserError(
-            f"worker.actor.model.model_path={path}: the folder has a config.json but no weights "
-            "(*.safetensors or *.bin); copy them there or give the hub id"
-        )
+    _require_generation_config(folder)
     try:
         loaded: Any = auto_model(hf_config).from_pretrained(
             path,
@@ -113,7 +108,6 @@ def _load_weights(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch
             f"together: {_first_line(error)}"
         ) from error
     module, report = loaded
-    _require_generation_config(folder)
     missing = sorted(report["missing_keys"])
     if missing:
         raise UserError(
