@@ -219,6 +219,7 @@ def test_the_last_words_say_what_really_resumes(tmp_path: Path, tiny_qwen2_5_vl:
 def test_pages_that_processes_share_count_once() -> None:
     program = """
 import os, time, torch
+from seerl.metrics import memory_metrics
 block = b"x" * 300_000_000
 used = lambda: memory_metrics(torch.device("cpu"))["perf/cpu_memory_used_gb"] * 2**30 / 1e6
 alone = used()
@@ -234,6 +235,7 @@ os.kill(child, 9)
         text=True,
         env=environment(),
     )
+    assert done.returncode == 0, done.stderr
     alone, more = map(float, done.stdout.split())
     assert alone > 300
     assert abs(more) < 50
