@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,6 +32,9 @@ OVERRIDES = typer.Argument(
     help="config=FILE key.path=value ... (later wins; values are YAML)", show_default=False
 )
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": False}
+
+
+_TOO_EARLY = "seerl: interrupted before the first step; nothing was saved"
 
 
 class Interrupted(Exception):
@@ -57,7 +61,7 @@ def train(arguments: Annotated[list[str], OVERRIDES] = []) -> None:  # noqa: B00
 
         run, checkpoint = build_run(loaded.config)
     except KeyboardInterrupt:
-        print("seerl: interrupted before the first step; nothing was saved", file=sys.stderr)
+        print(_TOO_EARLY, file=sys.stderr)
         raise
     exit_code = 1
     try:
@@ -72,6 +76,10 @@ def train(arguments: Annotated[list[str], OVERRIDES] = []) -> None:  # noqa: B00
     except UserError:
         exit_code = 2
         raise
+    except KeyboardInterrupt:  # while a checkpoint was read: later the signal is handled
+        print(_TOO_EARLY, file=sys.stderr)
+        exit_code = 130
+        raise
     finally:
         run.close(exit_code)
 
@@ -83,21 +91,17 @@ async def _train_until_signal(trainer: Trainer) -> None:
     loop = asyncio.get_running_loop()
 
     def stop(number: int) -> None:
-        if received:
-            Console(file=sys.__stdout__).show_cursor()  # nothing that would do it at the end gets to run
-            os._exit(128 + number)
         received.append(number)
+        for each in (signal.SIGINT, signal.SIGTERM):  # the loop would hear of another after the saving only
+            loop.remove_signal_handler(each)
+            signal.signal(each, _end_at_once)
         print("\nStopping: the last finished step is being saved; once more ends at once.", file=sys.stderr)
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
-    try:
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
     if received:
         saved, last = trainer.save(), trainer.last_checkpoint
         where = f"saved {saved}" if saved else f"the last checkpoint is {last}"
@@ -105,6 +109,11 @@ async def _train_until_signal(trainer: Trainer) -> None:
             where = "nothing was learned yet, so nothing was saved"
         print(f"Stopped at step {trainer.step}: {where}. {trainer.how_to_resume}", file=sys.stderr)
         raise Interrupted(received[0])
+
+
+def _end_at_once(number: int, _: FrameType | None) -> None:
+    Console(file=sys.__stdout__).show_cursor()  # nothing that would do it at the end gets to run
+    os._exit(128 + number)
 
 
 @app.command(context_settings=PASS_THROUGH)

@@ -157,7 +157,9 @@ def _build(config: Config, opened: ExitStack) -> tuple[Run, Path | None]:
     def write_model_files(target: Path) -> None:
         policy.module.config.save_pretrained(target)  # type: ignore[union-attr, operator]
         if policy.module.can_generate():  # type: ignore[operator]
-            policy.module.generation_config.save_pretrained(target)  # type: ignore[union-attr, operator]
+            # Written as it is: save_pretrained refuses what models may come with (top_p without sampling).
+            generation: GenerationConfig = policy.module.generation_config  # type: ignore[assignment]
+            (target / "generation_config.json").write_text(generation.to_json_string(), encoding="utf-8")
         (processor or tokenizer).save_pretrained(target)
 
     run = Run(

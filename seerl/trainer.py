@@ -168,8 +168,9 @@ class Trainer:
         metrics, generations = await validate(run)
         run.trackers.log(metrics, self.step)
         run.trackers.log_generations(generations, self.step)
-        self._validated = self.step, metrics["val/reward_score"]
-        self._note_score()
+        if "val/reward_score" in metrics:
+            self._validated = self.step, metrics["val/reward_score"]
+            self._note_score()
 
     def _note_score(self) -> None:
         if self._validated is None or self.run.config.trainer.val_only or not self._own_checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from seerl.experience import sample_and_score
 from seerl.run import Run
 from seerl.timing import StageTimer
 from seerl.types import Generation, ScoredGroup
+
+log = logging.getLogger(__name__)
 
 
 async def validate(run: Run) -> tuple[dict[str, float], list[Generation]]:
@@ -28,6 +31,8 @@ async def validate(run: Run) -> tuple[dict[str, float], list[Generation]]:
                 if len(generations) < wanted:
                     generations.append(_generation(run, group))
                 groups.append(_without_media(group))
+    if not groups:
+        log.warning("no answer of the validation could be scored: it has no figures, see the errors above")
     return {**validation_metrics(groups), "timing_s/val": timer.take()["val"]}, generations
 
 
@@ -37,14 +42,17 @@ def _without_media(group: ScoredGroup) -> ScoredGroup:
 
 
 def validation_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Means over rows of each score, and with several answers a row mean@n and best@n."""
+    """How many rows were scored, and means over them: each score, and with several answers a row mean@n and
+    best@n."""
+    if not groups:
+        return {"val/rows": 0.0}
     lengths = [c.token_ids.size for g in groups for c in g.completions]
-    answers = max((len(g.completions) for g in groups), default=0)
+    answers = max(len(g.completions) for g in groups)
     metrics = {
         "val/reward_score": _row_mean([[s.overall for s in g.scores] for g in groups]),
-        "val_response_length/mean": float(np.mean(lengths)) if lengths else 0.0,
+        "val_response_length/mean": float(np.mean(lengths)),
         "val_response_length/clip_ratio": float(
-            np.mean([c.finish_reason == "length" for g in groups for c in g.completions] or [False])
+            np.mean([c.finish_reason == "length" for g in groups for c in g.completions])
         ),
         "val/rows": float(len(groups)),
     }
@@ -63,7 +71,7 @@ def validation_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 def _row_mean(rows: Sequence[Sequence[float]]) -> float:
     """The mean over rows of each row's mean: a row with answers left unscored counts as much as any other."""
-    return float(np.mean([np.mean(row) for row in rows])) if rows else 0.0
+    return float(np.mean([np.mean(row) for row in rows]))
 
 
 def _generation(run: Run, group: ScoredGroup) -> Generation:

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from seerl.checkpoint.store import CheckpointStore, Trained, checkpoint_steps, load, newest_checkpoint
+from seerl.config import load_config
 from seerl.config.schema import FsdpConfig, ModelConfig
 from seerl.errors import UserError
 from seerl.policy.model import load_model
+from seerl.run import build_run
 from tests.runs import arguments, metrics, seerl
 
 
@@ -92,6 +95,9 @@ def test_a_broken_tracker_file_costs_no_checkpoint(
     assert (tmp_path / "copy" / "run" / "global_step_7").is_dir()
 
 
+STATE_OF_NOTHING = {"data": {}, "kl": {}, "trackers": {}}
+
+
 class OneLayer:
     """A store of checkpoints of one small layer."""
 
@@ -107,7 +113,7 @@ class OneLayer:
         return Trained(module=self.module, optimizer=self.optimizer)
 
     def save(self, step: int, score: float | None = None) -> Path:
-        path = self.store.save(step, self.trained, {"data": {}, "kl": {}, "optimizer_steps": step})
+        path = self.store.save(step, self.trained, STATE_OF_NOTHING | {"optimizer_steps": step})
         if score is not None:
             self.store.note_score(step, score)
         return path
@@ -251,3 +257,67 @@ def test_a_resumed_run_learns_at_the_rate_of_its_command(
     logged = metrics(tmp_path / "copy" / "run")
     at = [5e-4 * 0.5 * (1 + math.cos(math.pi * step / 8)) for step in (6, 7)]
     assert [logged[7]["actor/lr"], logged[8]["actor/lr"]] == pytest.approx(at)
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": None}, {"data": []}, {"trackers": [1]}, {"data": {}}, {"optimizer_steps": "6"}]
+)
+def test_wrong_values_in_a_checkpoint_are_damage(
+    finished: Path, tmp_path: Path, tiny_qwen2_5_vl: Path, change: dict
+) -> None:
+    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
+    state = copy / "run" / "global_step_6" / "trainer_state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), **change}))
+    with pytest.raises(UserError, match="damaged"):
+        build_run(load_config(arguments(copy, tiny_qwen2_5_vl, **{"trainer.max_steps": 7})).config)
+
+
+@pytest.mark.parametrize("score", ["NaN", "1" * 401, '"high"', "[" * 100_000])
+def test_a_best_score_that_is_none_counts_for_nothing(tmp_path: Path, score: str) -> None:
+    layer = OneLayer(tmp_path)
+    layer.save(1)
+    (tmp_path / "checkpoint_tracker.json").write_text(f'{{"best_global_step": 1, "best_score": {score}}}')
+    layer.save(2, 0.1)
+    assert layer.store.best() == (2, 0.1)
+
+
+def test_an_interrupt_while_reading_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = OneLayer(tmp_path)
+    path = layer.save(1)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise dcp.api.CheckpointException("interrupted", {0: (KeyboardInterrupt(), None)})  # type: ignore[dict-item]
+
+    monkeypatch.setattr(dcp, "load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load(path, layer.trained)
+
+
+def test_settings_of_generation_that_transformers_would_not_write_are_kept(
+    tmp_path: Path, tiny_qwen2_5_vl: Path
+) -> None:
+    model = Path(shutil.copytree(tiny_qwen2_5_vl, tmp_path / "model"))
+    file = model / "generation_config.json"
+    settings = {**json.loads(file.read_text()), "temperature": 0.9, "top_p": 0.6, "do_sample": False}
+    file.write_text(json.dumps(settings))
+    done = seerl("train", *arguments(tmp_path, model, **{"trainer.max_steps": 1, "data.val_files": ""}))
+    assert done.returncode == 0, done.stderr
+    saved = json.loads((tmp_path / "run/global_step_1/huggingface/generation_config.json").read_text())
+    assert (saved["temperature"], saved["top_p"]) == (0.9, 0.6)
+
+
+def test_a_validation_without_a_score_is_no_best(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:
+    (tmp_path / "picky.py").write_text(
+        "def main(reward_inputs):\n"
+        "    if '100' in reward_inputs[0]['prompt']:\n        raise ValueError('validation')\n"
+        "    return [{'overall': -1.0 - x['response_length']} for x in reward_inputs]\n"
+    )
+    changes = {
+        "worker.reward.reward_function": tmp_path / "picky.py",
+        "worker.reward.on_error": "skip",
+        "trainer.max_steps": 1,
+    }
+    done = seerl("train", *arguments(tmp_path, tiny_qwen2_5_vl, **changes))
+    assert done.returncode == 0, done.stderr
+    assert "no answer of the validation could be scored" in done.stderr
+    assert json.loads((tmp_path / "run" / "checkpoint_tracker.json").read_text()) == {"last_global_step": 1}

@@ -198,6 +198,24 @@ def test_a_broken_template_of_the_model_is_no_fault_of_the_rows(template: str) -
         build((None, tokenizer), "p")
 
 
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ messages + 1 }}", "{% include 'x' %}"])
+def test_a_template_that_cannot_run_is_named(vision: Any, tmp_path: Path, template: str) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text(template)
+    with pytest.raises(UserError, match=r"chat template .*chat\.jinja is broken"):
+        build(vision, "p", override_chat_template=str(path))
+
+
+def test_a_template_that_drops_text_or_pictures_spoils_the_row(vision: Any, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text(" ".strip())
+    with pytest.raises(BadRow, match="empty prompt"):
+        build(vision, "p", override_chat_template=str(path))
+    path.write_text("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}")
+    with pytest.raises(BadRow, match="leaves its images out"):
+        build(vision, "<image>How many?", picture(), override_chat_template=str(path))
+
+
 def test_a_folder_without_a_tokenizer_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no tokenizer.*tokenizer_path") as caught:
         load_processor(model(tmp_path))

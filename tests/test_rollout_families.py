@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from seerl.errors import UserError
 from seerl.rollout.collect import collect_groups
 from seerl.rollout.engine import Sampling
 from seerl.rollout.transformers_engine import TransformersEngine
@@ -130,7 +131,7 @@ def test_weights_that_diverged_are_named() -> None:
     with torch.no_grad():
         next(module.parameters()).fill_(float("nan"))
     engine = TransformersEngine(module, end_token_ids=ENDS, banned_token_ids=BANNED)
-    with pytest.raises(FloatingPointError, match="diverged"):
+    with pytest.raises(UserError, match="diverged"):
         sample(engine)
 
 

@@ -11,11 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
-from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from seerl.checkpoint.store import STATE
 from tests.runs import ROOT, arguments, environment, metrics, seerl
 
 SAME = (
@@ -132,23 +128,6 @@ def test_a_finished_run_started_again_trains_no_further(
     args = arguments(copy, tiny_qwen2_5_vl, **{"trainer.max_steps": 6, "trainer.save_freq": 2})
     assert seerl("train", *args).returncode == 0
     assert metrics(copy / "run") == before
-
-
-def test_export_is_a_folder_that_transformers_loads_with_the_trained_weights(
-    finished: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "exported"
-    done = seerl("export", str(finished / "run"), str(out))
-    assert done.returncode == 0, done.stderr
-    model = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
-    assert AutoProcessor.from_pretrained(out).tokenizer.eos_token == "<|im_end|>"
-    trained = {name: torch.zeros_like(t) for name, t in model.state_dict().items()}
-    dcp.load({"model": trained}, checkpoint_id=finished / "run" / "global_step_6" / STATE, no_dist=True)
-    for name, tensor in trained.items():
-        torch.testing.assert_close(model.state_dict()[name], tensor, msg=name)
-    again = seerl("export", str(finished / "run"), str(out))
-    assert again.returncode == 2
-    assert "not empty" in again.stderr
 
 
 def test_off_policy_steps_kl_loss_and_text_only_models_run(tmp_path: Path, tiny_qwen2: Path) -> None:

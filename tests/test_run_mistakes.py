@@ -10,7 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from seerl.config.schema import FsdpConfig, ModelConfig
+from seerl.errors import UserError
+from seerl.policy.model import load_model
 from tests.runs import ROOT, arguments, environment, seerl, write_rows
 
 
@@ -77,6 +81,16 @@ def test_damaged_files_of_the_model_are_named(tmp_path: Path, tiny_qwen2_5_vl: P
         model = copied(tiny_qwen2_5_vl, folder)
         half(model / name)
         refused(seerl("train", *arguments(folder, model)), "damaged", str(model))
+
+
+@pytest.mark.parametrize("content", ["[]", "null", '{"eos_token_id": "abc"}', '{"eos_token_id": {"a": 1}}'])
+def test_generation_settings_of_a_wrong_form_are_named(
+    tmp_path: Path, tiny_qwen2_5_vl: Path, content: str
+) -> None:
+    model = copied(tiny_qwen2_5_vl, tmp_path)
+    (model / "generation_config.json").write_text(content)
+    with pytest.raises(UserError, match=r"generation_config\.json is damaged"):
+        load_model(ModelConfig(model_path=str(model)), FsdpConfig(), torch.device("cpu"))
 
 
 def test_damaged_data_files_are_named(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:

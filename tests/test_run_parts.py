@@ -239,3 +239,39 @@ os.kill(child, 9)
     alone, more = map(float, done.stdout.split())
     assert alone > 300
     assert abs(more) < 50
+
+
+def started(folder: Path, model: Path, **changes: object) -> subprocess.Popen[str]:
+    """A long run, in its second step or later."""
+    changes = {"trainer.max_steps": 5000, "data.val_files": "", **changes}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "seerl.cli", "train", *arguments(folder, model, **changes)],
+        env=environment(),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_step(folder / "run", 1, process)  # type: ignore[arg-type]
+    return process
+
+
+def test_no_worker_outlives_a_trainer_that_is_killed(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:
+    process = started(tmp_path, tiny_qwen2_5_vl)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    process.kill()
+    process.communicate(timeout=30)
+    left = psutil.wait_procs(workers, timeout=15)[1]
+    assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_second_interrupt_ends_at_once_without_a_trace(tmp_path: Path, tiny_qwen2_5_vl: Path) -> None:
+    process = started(tmp_path, tiny_qwen2_5_vl)
+    assert process.stderr is not None
+    process.send_signal(signal.SIGINT)
+    said = next(line for line in iter(process.stderr.readline, "") if "Stopping" in line)
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in said + rest

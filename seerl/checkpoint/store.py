@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import pickle
 import re
@@ -113,7 +114,7 @@ class CheckpointStore:
         tracker, best = _read_tracker(self.folder), self.best()
         tracker["last_validated_step"] = step
         if better := best is None or score > best[1]:
-            tracker |= {"best_global_step": step, "best_score": score}
+            tracker |= {"best_global_step": step, "best_score": float(score)}
         self._write_tracker(tracker)
         if better:
             self._prune(step)
@@ -127,8 +128,8 @@ class CheckpointStore:
         """The step that reached the highest validation score of those saved here, and the score."""
         tracker = _read_tracker(self.folder)
         step, score = tracker.get("best_global_step"), tracker.get("best_score")
-        if isinstance(step, int) and isinstance(score, (int, float)) and step in self._steps():
-            return step, float(score)
+        if type(score) is float and math.isfinite(score) and step in self._steps():
+            return int(step), score
         return None
 
     def _steps(self) -> list[int]:
@@ -169,8 +170,16 @@ def checkpoint_steps(folder: Path) -> list[int]:
         final = folder / old.stem.removeprefix(".")
         if not final.exists():
             old.rename(final)
-    names = (STEP_FOLDER.fullmatch(p.name) for p in folder.iterdir() if (p / TRAINER_STATE).exists())
-    return sorted(int(m.group(1)) for m in names if m)
+    names = ((STEP_FOLDER.fullmatch(p.name), p) for p in folder.iterdir())
+    return sorted(int(match.group(1)) for match, p in names if match and _is_whole(p))
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        return (checkpoint / TRAINER_STATE).exists()
+    except PermissionError:
+        log.warning("%s cannot be read by this user and is passed over", checkpoint)
+        return False
 
 
 def load(path: Path, trained: Trained) -> dict[str, Any]:
@@ -215,6 +224,8 @@ def load_tensors(tensors: dict[str, Any], path: Path) -> None:
             _require_same_model(tensors["model"], path)
             dcp.load(tensors, checkpoint_id=path / STATE, no_dist=True)
     except DAMAGE as error:
+        if any(isinstance(inner, KeyboardInterrupt) for inner in _failures(error)):
+            raise KeyboardInterrupt from error
         raise UserError(
             f"checkpoint {path} does not fit this model or is damaged: {_cause(error)}. "
             f"Checkpoints beside it: {_beside(path)}"
@@ -270,13 +281,24 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a checkpoint (no {TRAINER_STATE}); checkpoints there: {there}")
     try:
         state = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read ({_cause(error)}): the checkpoint is damaged") from error
-    wanted = {"step", "model_only", "data", "kl", "optimizer_steps"}
-    if not isinstance(state, dict) or (lost := wanted - state.keys()):
-        missing = ", ".join(sorted(lost)) if isinstance(state, dict) else "everything"
-        raise UserError(f"{file} lacks {missing}: the checkpoint is damaged")
-    return state
+    wanted = {
+        "step": int,
+        "model_only": bool,
+        "data": dict,
+        "kl": dict,
+        "optimizer_steps": int,
+        "trackers": dict,
+    }
+    lost = [name for name, kind in wanted.items() if type(_entry(state, name)) is not kind]
+    if lost:
+        raise UserError(f"{file} lacks {', '.join(lost)}: the checkpoint is damaged")
+    return dict(state)
+
+
+def _entry(state: Any, name: str) -> Any:
+    return state.get(name) if isinstance(state, dict) else None
 
 
 def _tensors(trained: Trained) -> dict[str, Any]:
@@ -292,7 +314,7 @@ def _read_tracker(folder: Path) -> dict[str, Any]:
         return {}
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:  # never worth a checkpoint
+    except (OSError, ValueError, TypeError, RecursionError) as error:  # never worth a checkpoint
         log.warning("%s cannot be read (%s): which step was the best is not known", file, _cause(error))
         return {}
 
@@ -345,16 +367,19 @@ def _os_error(error: BaseException | None) -> OSError | None:
         if isinstance(one, OSError):
             return one
         seen.add(id(one))
-        wrapped = [f[0] if isinstance(f, tuple) else f for f in getattr(one, "failures", {}).values()]
-        waiting += [one.__cause__, one.__context__, *wrapped]
+        waiting += [one.__cause__, one.__context__, *_failures(one)]
         if "inline_container" in str(one) or "PytorchStreamWriter" in str(one):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # torch's zip writer keeps no errno
     return None
 
 
+def _failures(error: BaseException) -> list[BaseException]:
+    """What a CheckpointException of torch wraps; empty for any other."""
+    return [f[0] if isinstance(f, tuple) else f for f in getattr(error, "failures", {}).values()]
+
+
 def _cause(error: BaseException) -> str:
-    inner = [f[0] if isinstance(f, tuple) else f for f in getattr(error, "failures", {}).values()]
-    cause = inner[0] if inner else error
+    cause = next(iter(_failures(error)), error)
     return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
 
 

@@ -120,6 +120,12 @@ class PromptLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there. Raises UserError if the data or its order is not what it was."""
+        lost = {"epoch", "position", "spares", *self._identity} - state.keys()
+        if lost:
+            raise UserError(
+                f"The checkpoint's place in the data lacks {', '.join(sorted(lost))}: it is damaged. Name an "
+                "earlier one by trainer.load_checkpoint_path, or start a new run from its model."
+            )
         differences = [
             f"{name} {state[name]} then, {value} now"
             for name, value in self._identity.items()

@@ -94,6 +94,7 @@ class PromptBuilder:
         self._processor = processor
         self._tokenizer = tokenizer
         self._with_features = with_features
+        self._override = config.override_chat_template
         self._template = _chat_template(config, processor, tokenizer)
         self._control = re.compile("|".join(map(re.escape, control_tokens(processor, tokenizer))) or r"(?!)")
         self._image_cost = ImageCost(self)
@@ -102,6 +103,11 @@ class PromptBuilder:
     def build(self, row: Row, images: Sequence[Image.Image], uid: str) -> Prompt:
         """Raises BadRow if the prompt is longer than max_prompt_length: it is never cut."""
         rendered = self._render(row.messages)
+        if not rendered.ids:
+            raise BadRow("the chat template makes an empty prompt of it")
+        placeholder = getattr(self._processor, "image_token", None)
+        if images and placeholder and placeholder not in rendered.text:
+            raise BadRow("the chat template leaves its images out; see data.override_chat_template")
         token_ids = unexpanded = np.asarray(rendered.ids, dtype=np.int64)
         media = None
         if images:
@@ -153,11 +159,15 @@ class PromptBuilder:
             self._render([{"role": "user", "content": [{"type": "text", "text": "?"}]}])
         except BadRow as error:
             if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
-                raise UserError(
-                    f"the chat template of {self._tokenizer.name_or_path} is broken (line "
-                    f"{error.__cause__.lineno}: {error.__cause__.message}); mend it, or set "
-                    "data.override_chat_template to a file"
-                ) from error
+                where = f"line {error.__cause__.lineno}: {error.__cause__.message}"
+                raise UserError(self._broken_template(where)) from error
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise UserError(self._broken_template(f"{type(error).__name__}: {error}")) from error
+
+    def _broken_template(self, why: str) -> str:
+        whose = self._override or f"of {self._tokenizer.name_or_path}"
+        remedy = "mend it, or set data.override_chat_template to a file"
+        return f"the chat template {whose} is broken ({why}); {remedy}"
 
     def _render(self, messages: list[Message]) -> _Rendered:
         marks = Marks([part.get("text", "") for message in messages for part in message["content"]])

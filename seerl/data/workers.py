@@ -11,10 +11,12 @@ the calling thread waits, so no import is half done. Fork early, before engines 
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -24,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seerl.types import Prompt
 
+_PR_SET_PDEATHSIG = 1
 Job = tuple[int, str]
 """(row, uid): which row to prepare, and the uid its prompt gets."""
 
@@ -135,13 +138,15 @@ def _data_loader(function: Callable[[Any], Any], jobs: Iterable[Any], workers: i
         prefetch_factor=2,
         collate_fn=_as_it_is,
         multiprocessing_context="fork",
-        worker_init_fn=_leave_interrupts_to_the_parent,
+        worker_init_fn=_start_worker,
     )
 
 
-def _leave_interrupts_to_the_parent(_worker: int) -> None:
+def _start_worker(_worker: int) -> None:
     # Ctrl-C reaches every process of the terminal; the parent may still want prompts to finish its step
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":  # ends with a trainer that is killed, which torch's own watchdog can miss
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _worker_error(error: Exception) -> Exception:

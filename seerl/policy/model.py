@@ -123,7 +123,12 @@ def _require_generation_config(folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {content!r} where keys and values are expected")
+        ends = content.get("eos_token_id")
+        if not all(type(token) is int for token in (ends if isinstance(ends, list) else [ends or 0])):
+            raise ValueError(f"eos_token_id={ends!r} is no token id and no list of them")
     except ValueError as error:
         raise UserError(
             f"worker.actor.model.model_path={folder}: generation_config.json is damaged ({error}); copy it "

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from seerl.errors import UserError
 from seerl.models.inputs import PromptPositions, joined_features
 from seerl.rollout.engine import Sampled, Sampling
 from seerl.types import Completion, Prompt
@@ -281,7 +282,10 @@ def _sample(logits: torch.Tensor, uniforms: np.ndarray, sampling: Sampling) -> t
     ]
     chosen, picked = (torch.cat(tensors).cpu().numpy() for tensors in zip(*parts, strict=True))
     if not np.isfinite(picked).all():
-        raise FloatingPointError("the model's logits are not finite: its weights have diverged")
+        raise UserError(
+            "the model's logits are not finite: its weights have diverged. Go on from an earlier checkpoint "
+            "(trainer.load_checkpoint_path) with a lower worker.actor.optim.lr or worker.actor.max_grad_norm"
+        )
     return chosen, picked
 
 
