@@ -14,8 +14,9 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import TimeoutError
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -34,16 +35,22 @@ _loaded: list[Reward | CallFault] = []
 """This process's rewards, by the number of their entry."""
 
 
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class UninterruptedProcess(multiprocessing.context.SpawnProcess):
     """A terminal sends Ctrl-C to every process; a worker leaves it to the trainer, from its first moment."""
 
     def start(self) -> None:
         """Starts with SIGINT blocked, which the new process inherits."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _interrupts_later():
             super().start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Uninterrupted(multiprocessing.context.SpawnContext):
@@ -84,7 +91,11 @@ def check_in_worker(entry: Entry) -> str | None:
     waiting.start()
     with ProcessPool(max_workers=1, context=Uninterrupted()) as pool:
         try:
-            fault = pool.schedule(_load_fault, args=[entry], timeout=LOAD_LIMIT_S).result()
+            with (
+                _interrupts_later()
+            ):  # pebble holds locks while it starts, which an interrupt would leave held
+                checking = pool.schedule(_load_fault, args=[entry], timeout=LOAD_LIMIT_S)
+            fault = checking.result()
         except TimeoutError:
             return f"{KEY}={entry.source}: importing it took more than {LOAD_LIMIT_S:.0f} s"
         except ProcessExpired as error:
